@@ -1,0 +1,109 @@
+"""The failure classes of the factory: one exception and one exit code each, kept in this file alone.
+
+A message says what happened, what was expected against what was found, and the next command to run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+
+class CiError(Exception):
+    """Base of every failure the factory reports; ``exit_code`` is what the command returns."""
+
+    exit_code = 1
+
+    def as_dict(self) -> dict[str, object]:
+        """The error as plain data, for ``--json``."""
+        return {"error": type(self).__name__, "exit_code": self.exit_code, "message": str(self)}
+
+
+class ConfigError(CiError):
+    """A value that a person or a file gave is wrong."""
+
+    exit_code = 2
+
+
+class ToolchainError(CiError):
+    """The CUDA toolkit or another tool is missing, damaged or not the locked one."""
+
+    exit_code = 3
+
+
+class BuildError(CiError):
+    """Compiling or linking failed."""
+
+    exit_code = 4
+
+
+class SassError(CiError):
+    """An expected machine-code image is missing, or an unexpected one is there."""
+
+    exit_code = 5
+
+
+class ResourceError(CiError):
+    """A kernel exceeds its budget of registers, stack or spills."""
+
+    exit_code = 6
+
+
+class InstructionError(CiError):
+    """A kernel lacks an instruction it must use."""
+
+    exit_code = 7
+
+
+class PlatformError(CiError):
+    """A library needs newer system symbols, or other libraries, than the wheel's tag allows."""
+
+    exit_code = 8
+
+
+class AbiError(CiError):
+    """A library uses symbols outside the stable ABI."""
+
+    exit_code = 9
+
+
+class MetadataError(CiError):
+    """A wheel's name, label, tags, RECORD or contents disagree."""
+
+    exit_code = 10
+
+
+class ReproducibilityError(CiError):
+    """Two builds of the same source differ."""
+
+    exit_code = 11
+
+
+class TargetMismatchError(CiError):
+    """The GPU at hand is not the one the tests are for."""
+
+    exit_code = 12
+
+
+class GpuTestError(CiError):
+    """Tests on the GPU failed."""
+
+    exit_code = 13
+
+
+class LintError(CiError):
+    """A linter, formatter or type checker complained."""
+
+    exit_code = 14
+
+
+def run_cli(main: Callable[[], int], *, as_json: bool = False) -> int:
+    """Run a command's `main`; turn a CiError into its message (or JSON on stdout) and its exit code."""
+    try:
+        return main()
+    except CiError as error:
+        if as_json:
+            print(json.dumps(error.as_dict(), sort_keys=True))
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code

@@ -1,0 +1,233 @@
+"""Reads and checks ``ci/matrix.toml``: `load` returns frozen dataclasses or raises ConfigError."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ci.archs import arch
+from ci.errors import ConfigError
+from ci.toml import TomlError, read_toml
+
+PATH = Path(__file__).with_name("matrix.toml")
+STATUSES = ("run on hardware", "built, not run", "opt-in, not run")
+
+
+@dataclass(frozen=True)
+class Project:
+    """What every row shares: torch to build with, oldest torch and Python served, platform tag."""
+
+    torch_build: str
+    torch_target: str
+    python_tag: str
+    plat: str
+
+
+@dataclass(frozen=True)
+class CudaRow:
+    """One wheel: its label (``cu130``), toolkit (``13.0``) and architectures, sorted."""
+
+    label: str
+    toolkit: str
+    archs: tuple[str, ...]
+
+    @property
+    def value(self) -> str:
+        """The row's architectures as a value of ``FLASH_KDA_CUDA_ARCHS``."""
+        return ",".join(self.archs)
+
+
+@dataclass(frozen=True)
+class ArchInfo:
+    """What is known of one architecture beyond the kernel table: how far it was tried, its GPU-test name."""
+
+    name: str
+    status: str
+    gpu_test: str
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The whole file; ``emits`` maps a toolkit to the targets it emits."""
+
+    project: Project
+    rows: tuple[CudaRow, ...]
+    archs: Mapping[str, ArchInfo]
+    test_python: tuple[str, ...]
+    test_torch: tuple[str, ...]
+    emits: Mapping[str, frozenset[arch.Target]]
+
+    def cuda_row(self, label: str) -> CudaRow:
+        """The row of that label; ConfigError naming the labels there are."""
+        for row in self.rows:
+            if row.label == label:
+                return row
+        labels = ", ".join(row.label for row in self.rows)
+        raise ConfigError(f"no CUDA row {label!r} in ci/matrix.toml; it has {labels}.")
+
+    def emittable(self, toolkit: str) -> frozenset[arch.Target]:
+        """Targets that toolkit emits; ConfigError naming the toolkits on record."""
+        if toolkit not in self.emits:
+            known = ", ".join(self.emits)
+            raise ConfigError(f"CUDA {toolkit!r}: what its nvcc emits is not on record in ci/matrix.toml; it has {known}.")
+        return self.emits[toolkit]
+
+
+class _Reader:
+    """One TOML table being read: hands out checked values and refuses what nobody asked for."""
+
+    def __init__(self, where: str, table: object) -> None:
+        if not isinstance(table, dict):
+            raise ConfigError(f"{where}: expected a table, got {table!r}.")
+        self.where = where
+        self.left: dict[str, Any] = dict(table)
+
+    def fail(self, key: str, expected: str, got: object) -> ConfigError:
+        return ConfigError(f"{self.where}.{key}: expected {expected}, got {got!r}.")
+
+    def take(self, key: str) -> Any:
+        if key not in self.left:
+            raise ConfigError(f"{self.where}: key '{key}' is missing.")
+        return self.left.pop(key)
+
+    def text(self, key: str, pattern: str, expected: str) -> str:
+        value = self.take(key)
+        if not isinstance(value, str) or re.fullmatch(pattern, value) is None:
+            raise self.fail(key, expected, value)
+        return value
+
+    def texts(self, key: str, pattern: str, expected: str) -> tuple[str, ...]:
+        values = self.take(key)
+        good = isinstance(values, list) and bool(values)
+        good = good and all(isinstance(v, str) and re.fullmatch(pattern, v) for v in values)
+        if not good or len(set(values)) != len(values):
+            raise self.fail(key, f"a list without repeats of {expected}", values)
+        return tuple(values)
+
+    def done(self) -> None:
+        if self.left:
+            raise ConfigError(f"{self.where}: unknown key {', '.join(map(repr, sorted(self.left)))}.")
+
+
+def load(path: Path | None = None) -> Matrix:
+    """Read the matrix (`path`: another file, for tests); ConfigError names the key, what it holds and takes."""
+    source = path or PATH
+    try:
+        top = _Reader(source.name, read_toml(source))
+    except (OSError, TomlError) as error:
+        raise ConfigError(f"{source}: cannot be read: {error}") from error
+    emits = _read_toolkits(top)
+    project = _read_project(top)
+    rows = _read_rows(top, emits)
+    archs = _read_archs(top, rows)
+    test = _Reader(f"{source.name}: test", top.take("test"))
+    python = test.texts("python", r"3\.[0-9]+", "Python versions such as '3.10'")
+    torch = test.texts("torch", r"[0-9]+\.[0-9]+\.[0-9]+", "torch versions such as '2.13.0'")
+    test.done()
+    top.done()
+    matrix = Matrix(project, rows, archs, python, torch, emits)
+    _check_floors(source.name, matrix)
+    return matrix
+
+
+def _targets(reader: _Reader, key: str) -> tuple[arch.Target, ...]:
+    names = reader.texts(key, r"[0-9]+[af]", "suffixed targets such as '90a'")
+    try:
+        targets = tuple(arch.parse_target(name) for name in names)
+    except arch.ArchSelectionError as error:
+        raise ConfigError(f"{reader.where}.{key}: {error}") from error
+    if list(targets) != sorted(targets):
+        raise reader.fail(key, "targets in ascending order", list(names))
+    return targets
+
+
+def _read_toolkits(top: _Reader) -> dict[str, frozenset[arch.Target]]:
+    table = _Reader(f"{top.where}: toolkit", top.take("toolkit")).left
+    emits: dict[str, frozenset[arch.Target]] = {}
+    for version, body in table.items():
+        reader = _Reader(f"{top.where}: toolkit.{version}", body)
+        emits[version] = frozenset(_targets(reader, "emits"))
+        reader.done()
+    return emits
+
+
+def _read_project(top: _Reader) -> Project:
+    reader = _Reader(f"{top.where}: project", top.take("project"))
+    project = Project(
+        torch_build=reader.text("torch_build", r"[0-9]+\.[0-9]+\.[0-9]+", "a torch version such as '2.13.0'"),
+        torch_target=reader.text("torch_target", r"[0-9]+\.[0-9]+", "a torch version such as '2.10'"),
+        python_tag=reader.text("python_tag", r"cp3[0-9]+", "a CPython tag such as 'cp310'"),
+        plat=reader.text("plat", r"manylinux_[0-9]+_[0-9]+_(x86_64|aarch64)", "a manylinux tag"),
+    )
+    reader.done()
+    return project
+
+
+def _read_rows(top: _Reader, emits: Mapping[str, frozenset[arch.Target]]) -> tuple[CudaRow, ...]:
+    tables = top.take("cuda")
+    if not isinstance(tables, list) or not tables:
+        raise top.fail("cuda", "at least one [[cuda]] table", tables)
+    rows = tuple(_read_row(_Reader(f"{top.where}: cuda[{i}]", t), emits) for i, t in enumerate(tables))
+    labels = [row.label for row in rows]
+    if len(set(labels)) != len(labels):
+        raise top.fail("cuda", "labels without repeats", labels)
+    return rows
+
+
+def _read_row(reader: _Reader, emits: Mapping[str, frozenset[arch.Target]]) -> CudaRow:
+    toolkit = reader.text("toolkit", r"[0-9]+\.[0-9]+", "a CUDA version such as '13.0'")
+    label = reader.text("label", "cu" + toolkit.replace(".", ""), f"the label of CUDA {toolkit}")
+    if toolkit not in emits:
+        raise reader.fail("toolkit", f"one of {', '.join(emits)} (or a new [toolkit] entry)", toolkit)
+    supported = {row.target: row for row in arch.KERNEL_TARGETS}
+    if reader.left.get("archs") == "all":
+        reader.take("archs")
+        targets = tuple(t for t, row in supported.items() if row.default_in_all and t in emits[toolkit])
+    else:
+        targets = _targets(reader, "archs")
+    reader.done()
+    for target in targets:
+        if target not in supported:
+            raise reader.fail("archs", f"targets with kernels ({_names(supported)})", target.name)
+        if target not in emits[toolkit]:
+            raise reader.fail("archs", f"targets CUDA {toolkit} emits ({_names(emits[toolkit])})", target.name)
+    return CudaRow(label, toolkit, tuple(target.name for target in sorted(targets)))
+
+
+def _names(targets: Mapping[arch.Target, object] | frozenset[arch.Target]) -> str:
+    return " ".join(target.name for target in sorted(targets))
+
+
+def _read_archs(top: _Reader, rows: tuple[CudaRow, ...]) -> dict[str, ArchInfo]:
+    table = _Reader(f"{top.where}: arch", top.take("arch")).left
+    supported = [row.target.name for row in arch.KERNEL_TARGETS]
+    if sorted(table) != sorted(supported):
+        raise top.fail("arch", f"one table for each target with kernels ({' '.join(supported)})", " ".join(table))
+    built = {name for row in rows for name in row.archs}
+    infos = {}
+    for name in supported:
+        reader = _Reader(f"{top.where}: arch.{name}", table[name])
+        status = reader.text("status", "|".join(STATUSES), f"one of {STATUSES}")
+        infos[name] = ArchInfo(name, status, reader.text("gpu_test", f"sm{name}", f"'sm{name}'"))
+        reader.done()
+        if (status == STATUSES[2]) != (name not in built):
+            raise reader.fail("status", f"'{STATUSES[2]}' exactly when no row builds it", status)
+    return infos
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def _check_floors(where: str, matrix: Matrix) -> None:
+    oldest = (3, int(matrix.project.python_tag[3:]))
+    target = _version(matrix.project.torch_target)
+    for python in matrix.test_python:
+        if _version(python) < oldest:
+            raise ConfigError(f"{where}: test.python: {python} is older than project.python_tag allows.")
+    for torch in (*matrix.test_torch, matrix.project.torch_build):
+        if _version(torch)[:2] < target:
+            raise ConfigError(f"{where}: torch {torch} is older than project.torch_target {matrix.project.torch_target}.")
