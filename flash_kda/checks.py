@@ -1,0 +1,393 @@
+"""Argument checks: everything a bad call can be told before anything is launched.
+
+They read metadata only (types, dtypes, shapes, strides, devices, addresses), so they run on CPU, CUDA and meta
+tensors alike, never synchronise, and trace under ``torch.compile``. Two groups need more than metadata and are
+left out while a graph is traced, when there are no addresses and no values: alignment/aliasing, and the contents
+of ``cu_seqlens``, which are read only when they are on the CPU.
+
+TypeError: not a tensor, not a number, a wrong dtype. ValueError: everything else. Each message names the argument,
+what it got and what it takes.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from numbers import Real
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+ROW_BYTES = 16  # one vector load of the kernels: eight bf16, four fp32
+
+_TAKES_SCALE = "a finite float, or None for K ** -0.5"
+_TAKES_BOUND = "a float in [-5, 0), or None for the softplus gate"
+
+_BF16 = (torch.bfloat16,)
+_FP32 = (torch.float32,)
+_STATE = (torch.float32, torch.bfloat16)
+_INDEX = (torch.int64, torch.int32)
+
+
+class Sizes(NamedTuple):
+    """Sizes of a call: batch, tokens, query/key heads, value heads, key dim, value dim, sequences."""
+
+    B: int
+    T: int
+    H: int
+    HV: int
+    K: int
+    V: int
+    N: int
+
+
+def _type_error(name: str, got: str, takes: str) -> NoReturn:
+    raise TypeError(f"flash_kda: argument '{name}': got {got}, takes {takes}.")
+
+
+def _value_error(name: str, got: str, takes: str) -> NoReturn:
+    raise ValueError(f"flash_kda: argument '{name}': got {got}, takes {takes}.")
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return " or ".join(str(d) for d in dtypes)
+
+
+def _check_number(name: str, value: Any, takes: str) -> None:
+    # bool is an int to Python, and a 0-d tensor would synchronise when read.
+    if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
+        _type_error(name, type(value).__name__, takes)
+
+
+def check_scale(scale: Any) -> None:
+    """A finite real number, or None for ``K ** -0.5``."""
+    if scale is None:
+        return
+    _check_number("scale", scale, _TAKES_SCALE)
+    if not -math.inf < scale < math.inf:
+        _value_error("scale", str(scale), _TAKES_SCALE)
+
+
+def check_lower_bound(lower_bound: Any) -> None:
+    """A real number in [-5, 0), or None for the softplus gate."""
+    if lower_bound is None:
+        return
+    _check_number("lower_bound", lower_bound, _TAKES_BOUND)
+    if not -5.0 <= lower_bound < 0.0:  # NaN compares false, so it lands here as well
+        _value_error("lower_bound", str(lower_bound), _TAKES_BOUND)
+
+
+def _check_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...], rank: tuple[int, ...]) -> None:
+    if not isinstance(value, Tensor):
+        _type_error(name, type(value).__name__, f"a torch.Tensor of {_names(dtypes)}")
+    if value.dtype not in dtypes:
+        _type_error(name, f"dtype {value.dtype}", _names(dtypes))
+    if value.layout is not torch.strided or value.is_nested:
+        _value_error(name, "a sparse or nested tensor", "a dense strided tensor")
+    if value.dim() not in rank:
+        want = " or ".join(str(r) for r in rank)
+        _value_error(name, f"{value.dim()} dimensions (shape {tuple(value.shape)})", f"{want} dimensions")
+
+
+class _Call(NamedTuple):
+    """The tensors of one call, by name, in positional order."""
+
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    beta: Any
+    out: Any
+    A_log: Any
+    dt_bias: Any
+    initial_state: Any
+    final_state: Any
+    cu_seqlens: Any
+
+
+def _check_kinds(call: _Call) -> None:
+    for name in ("q", "k", "v", "g", "out"):
+        _check_tensor(name, getattr(call, name), _BF16, (4,))
+    _check_tensor("beta", call.beta, _BF16, (3,))
+    if call.A_log is not None:
+        _check_tensor("A_log", call.A_log, _FP32, (1,))
+    if call.dt_bias is not None:
+        _check_tensor("dt_bias", call.dt_bias, _FP32, (1, 2))
+    if call.initial_state is not None:
+        _check_tensor("initial_state", call.initial_state, _STATE, (4,))
+    if call.final_state is not None:
+        _check_tensor("final_state", call.final_state, _STATE, (4,))
+    if call.cu_seqlens is not None:
+        _check_tensor("cu_seqlens", call.cu_seqlens, _INDEX, (1,))
+
+
+def _present(call: _Call) -> list[tuple[str, Tensor]]:
+    return [(name, t) for name, t in zip(call._fields, call, strict=True) if t is not None]
+
+
+def _check_devices(call: _Call) -> None:
+    device = call.q.device
+    for name, tensor in _present(call):
+        if tensor.device != device:
+            _value_error(name, f"a tensor on {tensor.device}", f"a tensor on {device}, the device of q")
+
+
+def _check_sizes(call: _Call) -> Sizes:
+    B, T, H, K = call.q.shape
+    HV, V = call.v.shape[2], call.v.shape[3]
+    if H < 1 or K < 1:
+        _value_error("q", f"shape {tuple(call.q.shape)}", "[B, T, H, K] with H >= 1 and K >= 1")
+    if HV < 1 or V < 1 or HV % H != 0:
+        _value_error(
+            "v",
+            f"shape {tuple(call.v.shape)}",
+            f"[B, T, HV, V] with HV a positive multiple of H = {H} and V >= 1",
+        )
+    if call.cu_seqlens is None:
+        return Sizes(B, T, H, HV, K, V, B)
+    entries = call.cu_seqlens.shape[0]
+    if entries < 2:
+        _value_error("cu_seqlens", f"{entries} entries", "N + 1 >= 2 entries, one sequence or more")
+    if B != 1:
+        _value_error("q", f"batch {B} together with cu_seqlens", "batch 1 (sequences packed along T)")
+    return Sizes(B, T, H, HV, K, V, entries - 1)
+
+
+def _check_shape(name: str, tensor: Tensor | None, shape: tuple[int, ...], letters: str) -> None:
+    if tensor is not None and tuple(tensor.shape) != shape:
+        _value_error(name, f"shape {tuple(tensor.shape)}", f"{letters} = {shape}")
+
+
+def _check_shapes(call: _Call, s: Sizes) -> None:
+    _check_shape("k", call.k, (s.B, s.T, s.H, s.K), "[B, T, H, K]")
+    _check_shape("v", call.v, (s.B, s.T, s.HV, s.V), "[B, T, HV, V]")
+    _check_shape("g", call.g, (s.B, s.T, s.HV, s.K), "[B, T, HV, K]")
+    _check_shape("beta", call.beta, (s.B, s.T, s.HV), "[B, T, HV]")
+    _check_shape("out", call.out, (s.B, s.T, s.HV, s.V), "[B, T, HV, V]")
+    _check_shape("A_log", call.A_log, (s.HV,), "[HV]")
+    if call.dt_bias is not None and call.dt_bias.dim() == 1:
+        _check_shape("dt_bias", call.dt_bias, (s.HV * s.K,), "[HV * K]")
+    else:
+        _check_shape("dt_bias", call.dt_bias, (s.HV, s.K), "[HV, K]")
+    _check_shape("initial_state", call.initial_state, (s.N, s.HV, s.V, s.K), "[N, HV, V, K]")
+    _check_shape("final_state", call.final_state, (s.N, s.HV, s.V, s.K), "[N, HV, V, K]")
+
+
+def _vectorised(tensor: Tensor) -> bool:
+    """Whether rows are read 16 bytes at a time; head dimensions off that grid run on the reference backend only."""
+    return tensor.dim() == 4 and (tensor.shape[-1] * tensor.element_size()) % ROW_BYTES == 0
+
+
+def _check_strides(name: str, tensor: Tensor) -> None:
+    sizes, strides = tensor.shape, tensor.stride()
+    if tensor.numel() == 0:
+        return
+    if sizes[-1] > 1 and strides[-1] != 1:
+        _value_error(name, f"strides {strides}", "stride 1 in the last dimension (call .contiguous())")
+    if not _vectorised(tensor):
+        return
+    step = ROW_BYTES // tensor.element_size()
+    for size, stride in zip(sizes[:-1], strides[:-1], strict=True):
+        if size > 1 and stride % step != 0:
+            _value_error(name, f"strides {strides}", f"strides that are multiples of {step} elements")
+
+
+def _check_contiguous(name: str, tensor: Tensor | None) -> None:
+    if tensor is not None and not tensor.is_contiguous():
+        _value_error(name, f"strides {tensor.stride()}", "a contiguous tensor (call .contiguous())")
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two indices may reach one element: an expanded or a sliding-window view."""
+    extent = 1
+    dims = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+    for stride, size in sorted(dims):
+        if stride < extent:
+            return True
+        extent += (size - 1) * stride
+    return False
+
+
+def _check_layouts(call: _Call) -> None:
+    for name in ("q", "k", "v", "g", "beta", "out"):
+        _check_strides(name, getattr(call, name))
+    for name in ("A_log", "dt_bias", "initial_state", "final_state", "cu_seqlens"):
+        _check_contiguous(name, getattr(call, name))
+
+
+def _check_writable(call: _Call) -> None:
+    for name, tensor in (("out", call.out), ("final_state", call.final_state)):
+        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+            _value_error(name, "a tensor that requires grad", "one that does not: it is written in place")
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    # Under a compiler, and for fake or functional tensors (subclasses), data_ptr() raises or lies.
+    return not torch.compiler.is_compiling() and type(tensor) in (Tensor, torch.nn.Parameter)
+
+
+class _Span(NamedTuple):
+    """Bytes [start, stop) of one address space; ``space`` tells apart the storages of meta tensors."""
+
+    space: int
+    start: int
+    stop: int
+
+
+def _span(tensor: Tensor) -> _Span:
+    size = tensor.element_size()
+    if tensor.is_meta:
+        space, start = tensor.untyped_storage()._cdata, int(tensor.storage_offset()) * size
+    else:
+        space, start = 0, tensor.data_ptr()
+    if tensor.numel() == 0:
+        return _Span(space, start, start)
+    return _Span(space, start, start + _extent(tensor, 0))
+
+
+def _extent(tensor: Tensor, first: int) -> int:
+    """Bytes from the first to past the last element over the dimensions ``first`` and later."""
+    steps = zip(tensor.shape[first:], tensor.stride()[first:], strict=True)
+    return (1 + sum((n - 1) * s for n, s in steps)) * tensor.element_size()
+
+
+def _disjoint_at(a: Tensor, b: Tensor, start_a: int, start_b: int, level: int) -> bool:
+    """Whether a and b stay apart inside one period of their first ``level`` dimensions.
+
+    Cut from one buffer, out and q interleave: their byte ranges cross while no byte is shared. All outer strides
+    are multiples of ``period``, so it is enough that the inner blocks are apart modulo the period.
+    """
+    outer = [
+        stride * t.element_size()
+        for t in (a, b)
+        for size, stride in zip(t.shape[:level], t.stride()[:level], strict=True)
+        if size > 1
+    ]
+    period = math.gcd(*outer)
+    if period == 0:
+        return False
+    apart = (start_b - start_a) % period
+    return apart >= _extent(a, level) and apart + _extent(b, level) <= period
+
+
+def _share_bytes(a: Tensor, b: Tensor, span_a: _Span, span_b: _Span) -> bool:
+    if span_a.space != span_b.space or span_a.start >= span_b.stop or span_b.start >= span_a.stop:
+        return False
+    if span_a.start == span_a.stop or span_b.start == span_b.stop:
+        return False
+    levels = range(1, min(a.dim(), b.dim()))
+    return not any(_disjoint_at(a, b, span_a.start, span_b.start, level) for level in levels)
+
+
+def _same_state(call: _Call) -> bool:
+    """final_state may be initial_state itself: each block of rows is read before the same rows are written."""
+    first, last = call.initial_state, call.final_state
+    return (
+        first is not None and last is not None and first.dtype == last.dtype and _span(first) == _span(last)
+    )
+
+
+def _check_alignment(name: str, tensor: Tensor, span: _Span) -> None:
+    if span.start % ROW_BYTES != 0 and span.start != span.stop and _vectorised(tensor):
+        _value_error(
+            name, f"a first element at address {span.start:#x}", f"an address divisible by {ROW_BYTES}"
+        )
+
+
+def _check_aliasing(call: _Call, spans: dict[str, _Span]) -> None:
+    for written in ("out", "final_state"):
+        target = getattr(call, written)
+        if target is None:
+            continue
+        for name, tensor in _present(call):
+            if name == written or (
+                name == "initial_state" and written == "final_state" and _same_state(call)
+            ):
+                continue
+            if _share_bytes(target, tensor, spans[written], spans[name]):
+                _value_error(written, f"memory that {name} uses too", "memory of its own")
+
+
+def _check_addresses(call: _Call) -> None:
+    tensors = _present(call)
+    if not all(_has_storage(tensor) for _, tensor in tensors):
+        return
+    if call.out.numel() > 0 and _overlaps_itself(call.out):
+        _value_error(
+            "out", f"strides {call.out.stride()}, which reach one element twice", "distinct elements"
+        )
+    spans = {name: _span(tensor) for name, tensor in tensors}
+    for name, tensor in tensors:
+        _check_alignment(name, tensor, spans[name])
+    _check_aliasing(call, spans)
+
+
+def _check_cu_seqlens_contents(cu_seqlens: Tensor | None, tokens: int) -> None:
+    """Only on the CPU: reading a device tensor would make the host wait for the device."""
+    if cu_seqlens is None or cu_seqlens.device.type != "cpu" or not _has_storage(cu_seqlens):
+        return
+    values = cu_seqlens.tolist()
+    if values[0] != 0:
+        _value_error("cu_seqlens", f"{values[0]} as first entry", "0 there")
+    if values[-1] != tokens:
+        _value_error("cu_seqlens", f"{values[-1]} as last entry", f"T = {tokens} there")
+    for i, (a, z) in enumerate(pairwise(values), 1):
+        if z < a:
+            _value_error("cu_seqlens", f"{z} after {a} at entry {i}", "entries that never decrease")
+
+
+def check_packed(name: str, value: Any, rank: int) -> None:
+    """A bf16 tensor of ``rank`` dimensions, for the wrappers that reshape before they call ``fwd``."""
+    _check_tensor(name, value, _BF16, (rank,))
+
+
+def check_sources(q: Any, v: Any, cu_seqlens: Any) -> None:
+    """The arguments that outputs are allocated from, for the wrappers that allocate before they call ``fwd``."""
+    _check_tensor("q", q, _BF16, (4,))
+    _check_tensor("v", v, _BF16, (4,))
+    if cu_seqlens is not None:
+        _check_tensor("cu_seqlens", cu_seqlens, _INDEX, (1,))
+        if cu_seqlens.shape[0] < 2:
+            _value_error(
+                "cu_seqlens", f"{cu_seqlens.shape[0]} entries", "N + 1 >= 2 entries, one sequence or more"
+            )
+
+
+def check_fwd(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    scale: Any,
+    out: Any,
+    A_log: Any,
+    dt_bias: Any,
+    lower_bound: Any,
+    initial_state: Any,
+    final_state: Any,
+    cu_seqlens: Any,
+) -> Sizes:
+    """Checks one call of :func:`flash_kda.fwd`; see there for shapes and dtypes.
+
+    Returns:
+        The sizes of the call.
+
+    Raises:
+        TypeError: an argument of a wrong type or dtype.
+        ValueError: a wrong rank, shape, device, stride, alignment, range or content, or ``out``/``final_state``
+            sharing memory with another argument (``final_state`` may be ``initial_state`` itself).
+    """
+    call = _Call(q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens)
+    check_scale(scale)
+    check_lower_bound(lower_bound)
+    _check_kinds(call)
+    _check_devices(call)
+    sizes = _check_sizes(call)
+    _check_shapes(call, sizes)
+    _check_layouts(call)
+    _check_writable(call)
+    _check_addresses(call)
+    _check_cu_seqlens_contents(cu_seqlens, sizes.T)
+    return sizes
