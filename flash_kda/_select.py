@@ -1,0 +1,77 @@
+"""From a call to a backend: gathers the facts once per kind of call, decides, remembers, warns."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import torch
+
+from . import _library, dispatch
+from .dispatch import Decision, DeviceFacts, Facts, LibraryFacts, Request, Unavailable
+
+logger = logging.getLogger("flash_kda")
+_warned: set[tuple[str, str, str]] = set()
+
+
+def library_facts() -> LibraryFacts:
+    """The compiled library as the decision sees it; loads it on the first call."""
+    status = _library.load()
+    return LibraryFacts(status.code, status.text, _library.built_choices())
+
+
+def device_facts(device_type: str, index: int | None) -> DeviceFacts:
+    """A device as the decision sees it; reads the compute capability of that very device."""
+    if device_type != "cuda":
+        return DeviceFacts(device_type, index)
+    return DeviceFacts(device_type, index, torch.cuda.get_device_capability(index))
+
+
+def _report(decision: Decision, device: DeviceFacts) -> None:
+    """One INFO line for the winner; one warning for each reason a GPU is left to the slow backend."""
+    for refusal in decision.refusals:
+        logger.debug(
+            "backend %s refused on %s: %s: %s", refusal.backend, device.name, refusal.code, refusal.text
+        )
+    logger.info("backend %s runs on %s", decision.backend, device.name)
+    if device.type != "cuda" or decision.backend != dispatch.REFERENCE:
+        return
+    for refusal in decision.refusals:
+        key = (refusal.backend, refusal.code, device.name)
+        if key not in _warned:
+            _warned.add(key)
+            logger.warning(
+                "calls on %s run on the slow reference backend: backend %s: %s. "
+                "(To give them back to flash-linear-attention's own kernels, set FLA_FLASH_KDA=0.)",
+                device.name,
+                refusal.backend,
+                refusal.text,
+            )
+
+
+@functools.lru_cache(maxsize=256)
+def _select(device_type: str, index: int | None, request: Request) -> str:
+    device = device_facts(device_type, index)
+    decision = dispatch.decide(Facts(device, library_facts()), request)
+    if decision.backend is None:
+        raise Unavailable(request.backend, device.name, decision.refusals)
+    if request.backend == dispatch.AUTO:
+        _report(decision, device)
+    return decision.backend
+
+
+# Tracing sees a constant: the facts of an install do not change under a compiled graph.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def select(backend: str, device_type: str, index: int | None, head_k: int, head_v: int, gate: str) -> str:
+    """Name of the backend for a call; cached.
+
+    Raises:
+        Unavailable: no backend, or not the named one, can run it.
+    """
+    return _select(device_type, index, Request(backend, "bfloat16", head_k, head_v, gate))
+
+
+def reset() -> None:
+    """Forgets decisions and warnings, for tests."""
+    _select.cache_clear()
+    _warned.clear()
