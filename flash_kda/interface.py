@@ -1,0 +1,241 @@
+"""The public calls: checks, defaults, the choice of a backend. The computation is described in ``reference.py``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _ops  # noqa: F401  (registers the operators)
+from ._select import select
+from .backends import cuda, reference
+from .checks import check_fwd, check_packed, check_sources
+from .dispatch import BOUNDED, CUDA, CUDA_HEAD_DIM, SOFTPLUS
+
+
+def _head_size(size: int) -> int:
+    """A Python int for the decision; a traced dynamic size becomes a guard and, when it is not 128, 0."""
+    if not torch.compiler.is_compiling():
+        return size
+    return CUDA_HEAD_DIM if size == CUDA_HEAD_DIM else 0
+
+
+def fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None,
+    out: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    lower_bound: float | None,
+    initial_state: Tensor | None = None,
+    final_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    backend: str = "auto",
+) -> None:
+    """Kimi Delta Attention forward; writes ``out`` and, when given, ``final_state`` in place.
+
+    Args:
+        q, k: bf16 ``[B, T, H, K]``, before normalisation (``x / sqrt(sum x^2 + 1e-6)`` is applied here).
+        v: bf16 ``[B, T, HV, V]``; HV is a multiple of H, value head h reads query/key head ``h // (HV // H)``.
+        g: bf16 ``[B, T, HV, K]``, gate before activation.
+        beta: bf16 ``[B, T, HV]``, logits.
+        scale: factor on the normalised q; None means ``K ** -0.5``.
+        out: bf16 ``[B, T, HV, V]``, written; shares no memory with another argument.
+        A_log: fp32 ``[HV]``, logarithm of the gate's rate, or None (zeros).
+        dt_bias: fp32 ``[HV, K]`` or ``[HV * K]``, or None (zeros).
+        lower_bound: bound of the natural-log decay per token, in [-5, 0); None means the softplus gate.
+        initial_state: bf16 or fp32 ``[N, HV, V, K]``, contiguous, or None (zeros). N = B, or the number of
+            sequences with ``cu_seqlens``.
+        final_state: bf16 or fp32 ``[N, HV, V, K]``, contiguous, written; may be ``initial_state`` itself.
+        cu_seqlens: int64 or int32 ``[N + 1]`` on the device of q: sequence n is tokens
+            ``cu_seqlens[n] : cu_seqlens[n + 1]`` of the one batch row. Starts at 0, ends at T, never decreases.
+        backend: ``auto``, ``cuda`` or ``reference``.
+
+    q, k, v, g and out may be strided views: stride 1 in the last dimension, the other strides multiples of 8
+    elements and the first element on a 16-byte boundary when the head dimension is a multiple of 8.
+
+    Runs on the current stream of q's device and does not synchronise (backend ``reference`` reads ``cu_seqlens``
+    on the host).
+
+    Raises:
+        TypeError: an argument of a wrong type or dtype.
+        ValueError: any other bad argument, named in the message, before anything is launched.
+        flash_kda.Unavailable: (a ValueError) the backend cannot run this call here; ``refusals`` says why.
+    """
+    sizes = check_fwd(
+        q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
+    )
+    device = q.device
+    gate = SOFTPLUS if lower_bound is None else BOUNDED
+    chosen = select(backend, device.type, device.index, _head_size(sizes.K), _head_size(sizes.V), gate)
+    if dt_bias is not None and dt_bias.dim() == 1:
+        dt_bias = dt_bias.view(sizes.HV, sizes.K)
+    run = cuda.run if chosen == CUDA else reference.run
+    run(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        sizes.K**-0.5 if scale is None else float(scale),
+        out,
+        A_log,
+        dt_bias,
+        reference.SOFTPLUS_LOWER_BOUND if lower_bound is None else float(lower_bound),
+        initial_state,
+        final_state,
+        cu_seqlens,
+    )
+
+
+def _refuse_autograd(**tensors: Tensor | None) -> None:
+    """A result without a gradient where one was asked for is a silent wrong answer: refuse instead."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            raise ValueError(
+                f"flash_kda: argument '{name}': got a tensor that requires grad, takes one that does not: only the "
+                "forward is computed. Call under torch.no_grad() or torch.inference_mode()."
+            )
+
+
+def flash_kda_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    lower_bound: float | None = -5.0,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    output_final_state: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`fwd` with results instead of output arguments.
+
+    Returns:
+        ``(o, final_state)``: bf16 ``[B, T, HV, V]``, and fp32 ``[N, HV, V, K]`` or None without
+        ``output_final_state``.
+
+    Raises:
+        ValueError: besides the errors of ``fwd``, an input that requires grad outside ``torch.no_grad()``.
+    """
+    check_sources(q, v, cu_seqlens)
+    _refuse_autograd(q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, initial_state=initial_state)
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    final_state = None
+    if output_final_state:
+        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        final_state = q.new_empty((sequences, v.shape[2], v.shape[3], q.shape[3]), dtype=torch.float32)
+    fwd(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale,
+        out,
+        A_log,
+        dt_bias,
+        lower_bound,
+        initial_state,
+        final_state,
+        cu_seqlens,
+        backend=backend,
+    )
+    return out, final_state
+
+
+def flash_kda_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    lower_bound: float | None = -5.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`flash_kda_func` for sequences packed along one dimension.
+
+    Args:
+        q, k: bf16 ``[total, H, K]``; v: bf16 ``[total, HV, V]``; g: bf16 ``[total, HV, K]``; beta: bf16
+            ``[total, HV]``.
+        cu_seqlens: int64 or int32 ``[N + 1]``, 0 first and total last.
+
+    Returns:
+        ``(o, final_state)``: bf16 ``[total, HV, V]``, and fp32 ``[N, HV, V, K]`` or None.
+    """
+    if cu_seqlens is None:
+        raise TypeError(
+            "flash_kda: argument 'cu_seqlens': got None, takes an int64 or int32 tensor of N + 1 entries."
+        )
+    for name, tensor, rank in (("q", q, 3), ("k", k, 3), ("v", v, 3), ("g", g, 3), ("beta", beta, 2)):
+        check_packed(name, tensor, rank)
+    out, final_state = flash_kda_func(
+        q.unsqueeze(0),
+        k.unsqueeze(0),
+        v.unsqueeze(0),
+        g.unsqueeze(0),
+        beta.unsqueeze(0),
+        A_log,
+        dt_bias,
+        scale=scale,
+        lower_bound=lower_bound,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        output_final_state=output_final_state,
+        backend=backend,
+    )
+    return out.squeeze(0), final_state
+
+
+def flash_kda_qkvpacked_func(
+    qkv: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    lower_bound: float | None = -5.0,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    output_final_state: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`flash_kda_func` on a fused projection ``qkv`` bf16 ``[B, T, 3, H, D]``; q, k and v are views of it."""
+    check_packed("qkv", qkv, 5)
+    if qkv.shape[2] != 3:
+        raise ValueError(f"flash_kda: argument 'qkv': got shape {tuple(qkv.shape)}, takes [B, T, 3, H, D].")
+    q, k, v = qkv.unbind(2)
+    return flash_kda_func(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        A_log,
+        dt_bias,
+        scale=scale,
+        lower_bound=lower_bound,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        output_final_state=output_final_state,
+        backend=backend,
+    )
