@@ -1,0 +1,168 @@
+"""What is timed: the shapes of cases.toml, and the bytes and operations each must at least cost."""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+HEAD_DIM = 128
+CASES_FILE = Path(__file__).with_name("cases.toml")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape. `lens`: None for a fixed-length batch, else the lengths of the packed sequences (batch 1)."""
+
+    name: str
+    batch: int
+    seqlen: int
+    nheads: int
+    lens: tuple[int, ...] | None = None
+    peers: tuple[str, ...] = ()
+
+    @property
+    def sequences(self) -> int:
+        return self.batch if self.lens is None else len(self.lens)
+
+    @property
+    def token_heads(self) -> int:
+        return self.batch * self.seqlen * self.nheads
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that must move: q, k, v, g, beta read and o written (bf16), fp32 states in and out."""
+        per_token_head = 5 * HEAD_DIM * 2 + 2
+        states = 2 * self.sequences * self.nheads * HEAD_DIM * HEAD_DIM * 4
+        return self.token_heads * per_token_head + states
+
+    @property
+    def flops(self) -> int:
+        """Operations of the recurrence: S k, the rank-one update and S q, 2 K V each per token and head."""
+        return self.token_heads * 6 * HEAD_DIM * HEAD_DIM
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Case:
+        lens = data["lens"]
+        return Case(
+            data["name"],
+            data["batch"],
+            data["seqlen"],
+            data["nheads"],
+            None if lens is None else tuple(lens),
+            tuple(data["peers"]),
+        )
+
+
+@dataclass(frozen=True)
+class AccuracyLine:
+    """One line of the error table; see cases.toml for the meaning of each field."""
+
+    name: str
+    batch: int
+    seqlen: int
+    nheads: int
+    lower_bound: float
+    random_state: bool
+    keys: str | float = "normal"
+    g: str | float = "normal"
+    beta: str | float = "normal"
+    a_log: str | float = 0.0
+    dt_bias: str | float = 0.0
+    qk_scale: float = 1.0
+
+    @property
+    def label(self) -> str:
+        return self.name + (", random initial state" if self.random_state else "")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> AccuracyLine:
+        return AccuracyLine(**data)
+
+
+def parse_lens(text: str) -> tuple[int, ...]:
+    """Lengths from "1300,547", "8x1024" or "random:COUNT:LOW:HIGH:TOTAL"; ValueError for anything else."""
+    if match := re.fullmatch(r"(\d+)x(\d+)", text):
+        return (int(match[2]),) * int(match[1])
+    if match := re.fullmatch(r"random:(\d+):(\d+):(\d+):(\d+)", text):
+        return random_lens(*(int(part) for part in match.groups()))
+    if re.fullmatch(r"\d+(,\d+)*", text):
+        return tuple(int(part) for part in text.split(","))
+    raise ValueError(
+        f"lengths {text!r} are not understood: expected '1300,547', '8x1024' or 'random:COUNT:LOW:HIGH:TOTAL'"
+    )
+
+
+def random_lens(count: int, low: int, high: int, total: int) -> tuple[int, ...]:
+    """`count` lengths in [low, high] that sum to `total`, the same on every machine."""
+    if not count * low <= total <= count * high:
+        raise ValueError(f"{count} lengths in [{low}, {high}] cannot sum to {total}")
+    rng = random.Random(0)
+    lens = [rng.randint(low, high) for _ in range(count)]
+    step = 1 if sum(lens) < total else -1
+    while sum(lens) != total:
+        index = rng.randrange(count)
+        lens[index] = min(high, max(low, lens[index] + step))
+    return tuple(lens)
+
+
+def make_case(
+    name: str, nheads: int, batch: int, seqlen: int, lens: str | None, peers: Iterable[str]
+) -> Case:
+    """A case from plain fields; `lens` (text, see parse_lens) replaces batch and seqlen."""
+    parsed = None if lens is None else parse_lens(lens)
+    if parsed is not None:
+        batch, seqlen = 1, sum(parsed)
+    if min(batch, seqlen, nheads) < 1:
+        raise ValueError(
+            f"case {name!r}: batch, seqlen, nheads must be >= 1, got {batch}, {seqlen}, {nheads}"
+        )
+    return Case(name, batch, seqlen, nheads, parsed, tuple(peers))
+
+
+def load_cases(path: Path = CASES_FILE) -> list[Case]:
+    """Every timing case of the file, in its order."""
+    rows = tomllib.loads(path.read_text())["case"]
+    return [
+        make_case(
+            row["name"],
+            row["nheads"],
+            row.get("batch", 1),
+            row.get("seqlen", 0),
+            row.get("lens"),
+            row.get("peers", ()),
+        )
+        for row in rows
+    ]
+
+
+def load_accuracy(path: Path = CASES_FILE) -> list[AccuracyLine]:
+    """Every accuracy line, each without and with a random initial state."""
+    table = tomllib.loads(path.read_text())["accuracy"]
+    lines = table.pop("line")
+    return [AccuracyLine(**table, **line, random_state=state) for line in lines for state in (False, True)]
+
+
+def select(suite: str, cases: list[Case]) -> list[Case]:
+    """The cases that --suite asks for: 'peers' and 'all' mean every one, 'accuracy' none, else names."""
+    if suite in ("peers", "all"):
+        return cases
+    if suite == "accuracy":
+        return []
+    by_name = {case.name: case for case in cases}
+    wanted = suite.split(",")
+    unknown = [name for name in wanted if name not in by_name]
+    if unknown:
+        known = ", ".join(("peers", "accuracy", "all", *by_name))
+        raise ValueError(f"no case named {', '.join(unknown)}; known: {known}")
+    return [by_name[name] for name in wanted]

@@ -1,0 +1,168 @@
+"""Turns the workers' lines into the result file, a table and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from _cases import Case
+
+Lines = dict[str, list[dict[str, Any]]]
+TIMED = ("ours", "flashkda", "fla")
+NO_MACHINE: dict[str, Any] = {"device": None, "torch": None, "copy_gbps": math.nan, "matmul_tflops": None}
+SHAPE = ("case", "batch", "seqlen", "nheads", "lens")
+FIGURES = ("floor_ms", "ours_ms", "tflops", "gbps", "over_floor")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines a worker managed to write."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def _of_kind(lines: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [line for line in lines if line["kind"] == kind]
+
+
+def _times(results: Lines, name: str) -> dict[str, dict[str, Any]]:
+    return {line["case"]: line for line in _of_kind(results.get(name, []), "time")}
+
+
+def build_row(case: Case, results: Lines, copy_gbps: float) -> dict[str, Any]:
+    """One row of the result file; None where an implementation has no time."""
+    floor_ms = case.bytes_moved / copy_gbps / 1e6
+    times = {name: _times(results, name).get(case.name) for name in TIMED}
+    ours = times["ours"]
+    row: dict[str, Any] = {
+        "case": case.name,
+        "batch": case.batch,
+        "seqlen": case.seqlen,
+        "nheads": case.nheads,
+        "lens": None if case.lens is None else list(case.lens),
+        "floor_ms": floor_ms,
+        "ours_ms": ours["ms"] if ours else None,
+        "peers": {name: line["ms"] for name in TIMED[1:] if (line := times[name])},
+    }
+    if ours:
+        row["tflops"] = case.flops / ours["ms"] / 1e9
+        row["gbps"] = case.bytes_moved / ours["ms"] / 1e6
+        row["over_floor"] = ours["ms"] / floor_ms
+    row["spread"] = {name: line["spread"] for name, line in times.items() if line}
+    hosts = {name: line["host_us"] for name, line in times.items() if line}
+    row["host_us"] = {name: value for name, value in hosts.items() if value is not None}
+    return row
+
+
+def disagreements(cases: list[Case], results: Lines) -> list[str]:
+    """Cases on which two implementations had other inputs or other outputs: their times do not compare."""
+    found = []
+    for case in cases:
+        lines = {name: line for name in TIMED if (line := _times(results, name).get(case.name))}
+        if len({line["checksum"] for line in lines.values()}) > 1:
+            found.append(f"{case.name}: the inputs differ between processes")
+        for key in ("o_rms", "s_rms"):
+            values = [line[key] for line in lines.values()]
+            if values and max(values) > 1.02 * min(values):
+                sizes = ", ".join(f"{name} {line[key]:.4g}" for name, line in lines.items())
+                found.append(f"{case.name}: {key} differs by more than 2 %: {sizes}")
+    return found
+
+
+def errors(results: Lines) -> list[str]:
+    """Everything a worker could not do."""
+    return [
+        f"{name}: {line['what']}: {line['error']}"
+        for name, lines in results.items()
+        for line in _of_kind(lines, "error")
+    ]
+
+
+def build_result(cases: list[Case], results: Lines, facts: dict[str, Any]) -> dict[str, Any]:
+    """The result file. `facts`: driver, date, commit, wheel_sha256 and the like, from the parent."""
+    machines = _of_kind(results.get("ours", []), "machine")
+    machine = machines[0] if machines else dict(NO_MACHINE)
+    copy_gbps: float = machine["copy_gbps"]
+    judged = _of_kind(results.get("judge", []), "accuracy")
+    accuracy = [{k: v for k, v in line.items() if k != "kind"} for line in judged]
+    modules = {line["name"]: line["file"] for lines in results.values() for line in _of_kind(lines, "module")}
+    return {
+        "device": machine["device"],
+        "driver": facts["driver"],
+        "torch": machine["torch"],
+        "date": facts["date"],
+        "commit": facts["commit"],
+        "wheel_sha256": facts["wheel_sha256"],
+        "copy_gbps": copy_gbps,
+        "matmul_tflops": machine["matmul_tflops"],
+        "versions": facts["versions"],
+        "modules": modules,
+        "rows": [build_row(case, results, copy_gbps) for case in cases],
+        "accuracy": accuracy,
+        "problems": errors(results) + disagreements(cases, results) + facts["problems"],
+    }
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def time_table(result: dict[str, Any]) -> str:
+    """The times as fixed-width text."""
+    head = f"{'case':18s} {'floor':>7s} {'ours':>8s} {'x floor':>7s} {'TFLOP/s':>7s} {'GB/s':>6s}"
+    head += f" {'flashkda':>8s} {'x':>5s} {'fla':>8s} {'x':>5s} {'+-%':>5s} {'host us':>7s}"
+    lines = [head]
+    for row in result["rows"]:
+        ours, peers = row["ours_ms"], row["peers"]
+        cells = f"{row['case']:18s} {_number(row['floor_ms']):>7s} {_number(ours):>8s} "
+        cells += f"{_number(row.get('over_floor'), 2):>7s} {_number(row.get('tflops'), 0):>7s} "
+        cells += f"{_number(row.get('gbps'), 0):>6s}"
+        for name in TIMED[1:]:
+            ms = peers.get(name)
+            cells += f" {_number(ms):>8s} {_number(ms / ours if ms and ours else None, 2):>5s}"
+        spread = row["spread"].get("ours")
+        cells += f" {_number(100 * spread if spread is not None else None, 1):>5s}"
+        lines.append(cells + f" {_number(row['host_us'].get('ours'), 0):>7s}")
+    return "\n".join(lines)
+
+
+def accuracy_table(result: dict[str, Any]) -> str:
+    """Errors (output / final state) as fixed-width text; '!' marks a line where a peer is over 5 % better."""
+    names = [name for name in (result["accuracy"] or [{}])[0] if name != "case"]
+    lines = [" ".join([f"{'relative error o / s':76s}", *(f"{name:>18s}" for name in names)])]
+    for row in result["accuracy"]:
+        cells = [f"{row['case']:76s}"]
+        for name in names:
+            error = row[name]
+            cells.append(f"{'-' if error is None else '{o:.2e} / {s:.2e}'.format(**error):>18s}")
+        lines.append(" ".join(cells) + ("  !" if worse_than_peer(row) else ""))
+    return "\n".join(lines)
+
+
+def worse_than_peer(row: dict[str, Any], margin: float = 1.05) -> bool:
+    """Whether our error exceeds the better peer's by more than the margin (or is not a number)."""
+    if row.get("ours") is None:
+        return True
+    for key in ("o", "s"):
+        peers = [row[name][key] for name in TIMED[1:] if row.get(name)]
+        finite = [error for error in peers if math.isfinite(error)]
+        if not math.isfinite(row["ours"][key]) or (finite and row["ours"][key] > margin * min(finite)):
+            return True
+    return False
+
+
+def to_csv(result: dict[str, Any]) -> str:
+    """The times as CSV."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    columns = (*SHAPE, *FIGURES)
+    writer.writerow([*columns, "flashkda_ms", "fla_ms"])
+    for row in result["rows"]:
+        cells = {**row, "lens": "" if row["lens"] is None else " ".join(map(str, row["lens"]))}
+        peers = [row["peers"].get(name) for name in TIMED[1:]]
+        writer.writerow([*(cells.get(name) for name in columns), *peers])
+    return buffer.getvalue()

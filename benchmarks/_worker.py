@@ -1,0 +1,155 @@
+"""One implementation in one process: reads a job (JSON), appends one JSON line per finished piece of work.
+
+Lines already written survive a crash or a timeout of the process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from _cases import AccuracyLine, Case
+from _impls import Run, compile_only, load
+from _inputs import Inputs, accuracy_inputs, timing_inputs
+from _timing import copy_gbps, input_sets, matmul_tflops, measure
+
+
+class Sink:
+    """Appends results to the file that the parent reads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def put(self, kind: str, **data: Any) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps({"kind": kind, **data}) + "\n")
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    """Root mean square without a float64 copy of the whole tensor; NaN if any element is."""
+    norm = float(torch.linalg.vector_norm(tensor.float()).item())
+    return norm / math.sqrt(max(1, tensor.numel()))
+
+
+def check_written(case: Case, inputs: Inputs) -> dict[str, float]:
+    """Size of both outputs; RuntimeError when an element was left unwritten (NaN) or everything is zero."""
+    sizes = {"o_rms": _rms(inputs.out), "s_rms": _rms(inputs.final_state)}
+    for name, value in sizes.items():
+        if not 0.0 < value < float("inf"):
+            raise RuntimeError(f"{case.name}: {name} is {value}, expected a finite positive number")
+    return sizes
+
+
+def time_case(case: Case, run: Run, device: torch.device, seed: int) -> dict[str, Any]:
+    """Check that the call writes both outputs, then time it on rotated inputs."""
+    sets = input_sets(case.bytes_moved, device)
+    inputs = [timing_inputs(case, seed + index, device) for index in range(sets)]
+    inputs[0].poison()
+    run(inputs[0])
+    sizes = check_written(case, inputs[0])
+    timing = measure([lambda x=x: run(x) for x in inputs], device)  # type: ignore[misc]
+    return {
+        "case": case.name,
+        "ms": timing.ms,
+        "spread": timing.spread,
+        "host_us": timing.host_us,
+        "calls": timing.calls,
+        "input_sets": sets,
+        "checksum": inputs[0].checksum(),
+        **sizes,
+    }
+
+
+def save_accuracy(
+    index: int, line: AccuracyLine, run: Run, device: torch.device, seed: int, path: Path
+) -> None:
+    """Run one accuracy line and leave outputs and the inputs' checksum in `path` for the judge."""
+    inputs = accuracy_inputs(line, seed + 1000 * index, device)
+    inputs.poison()
+    run(inputs)
+    torch.save(
+        {"o": inputs.out.cpu(), "s": inputs.final_state.cpu(), "checksum": inputs.checksum()},
+        path,
+    )
+
+
+def _clean(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _guarded(sink: Sink, what: str, work: Any) -> None:
+    """Run one piece; a failure is recorded and the next piece still runs."""
+    try:
+        work()
+    except Exception as error:
+        sink.put("error", what=what, error=f"{type(error).__name__}: {error}"[:800])
+
+
+def do_timing(job: dict[str, Any], run: Run, device: torch.device, sink: Sink) -> None:
+    """Time every case of the job."""
+    for data in job["cases"]:
+        case = Case.from_json(data)
+        start = time.perf_counter()
+        _guarded(
+            sink,
+            case.name,
+            lambda case=case: sink.put("time", **time_case(case, run, device, job["seed"])),
+        )
+        _clean(device)
+        took = time.perf_counter() - start
+        print(f"{job['impl']:9s} {case.name:20s} {took:6.1f} s", file=sys.stderr, flush=True)
+
+
+def do_accuracy(job: dict[str, Any], name: str, run: Run, device: torch.device, sink: Sink) -> None:
+    """Save the outputs of every accuracy line of the job."""
+    for index, data in enumerate(job["accuracy"]):
+        line = AccuracyLine.from_json(data)
+        path = Path(job["scratch"]) / f"{name}-{index}.pt"
+        _guarded(
+            sink,
+            line.label,
+            lambda i=index, line=line, path=path: save_accuracy(i, line, run, device, job["seed"], path),
+        )
+
+
+def do_ceilings(device: torch.device, sink: Sink) -> None:
+    """The machine's copy rate and matrix rate, and what the machine is."""
+    cuda = device.type == "cuda"
+    sink.put(
+        "machine",
+        copy_gbps=copy_gbps(device),
+        matmul_tflops=matmul_tflops(device),
+        device=torch.cuda.get_device_name(device) if cuda else "cpu (dry run)",
+        torch=torch.__version__,
+    )
+    _clean(device)
+
+
+def main(argv: list[str]) -> int:
+    job = json.loads(Path(argv[0]).read_text())
+    sink = Sink(Path(job["results"]))
+    device = torch.device(job["device"])
+    if share := job.get("compile_only"):
+        compile_only(*share)
+    under = None if job["require_under"] is None else Path(job["require_under"])
+    with torch.inference_mode():
+        if job["ceilings"]:
+            do_ceilings(device, sink)
+        for name in job["impls"]:
+            run, where = load(name, under)
+            sink.put("module", name=name, file=where)
+            if name == job["impl"]:
+                do_timing(job, run, device, sink)
+            do_accuracy(job, name, run, device, sink)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

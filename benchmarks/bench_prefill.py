@@ -1,0 +1,329 @@
+#!/usr/bin/env python3
+"""Time KDA prefill and compare with peers in one run.
+
+    python benchmarks/bench_prefill.py --batch 1 --seqlen 8192 --nheads 96
+    python benchmarks/bench_prefill.py --varlen 1300,547,2048 --nheads 96
+    python benchmarks/bench_prefill.py --suite all --flashkda-path DIR --fla-path DIR --json FILE
+
+Each implementation runs in a process of its own on the same seeded inputs. Times are medians of CUDA events;
+`floor` is the bytes that must move at the rate of a device-to-device copy measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from _cases import AccuracyLine, Case, load_accuracy, load_cases, make_case, select
+from _impls import ACCURACY_ONLY
+from _report import accuracy_table, build_result, read_lines, time_table, to_csv
+
+HERE = Path(__file__).resolve().parent
+REPO = HERE.parent
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every process of this run shares."""
+
+    scratch: Path
+    device: str
+    seed: int
+    cases: list[Case]
+    accuracy: list[AccuracyLine]
+    peer_paths: dict[str, Path]
+    ours_path: Path | None
+    timeout_s: int
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--batch", type=int, help="batch of a custom fixed-length case (default 1)")
+    parser.add_argument("--seqlen", type=int, help="tokens per sequence of a custom case")
+    parser.add_argument("--nheads", type=int, help="heads of a custom case (default 96)")
+    parser.add_argument(
+        "--varlen", metavar="LENS", help="lengths of a custom packed case: 1300,547 or 8x1024"
+    )
+    parser.add_argument("--suite", help="peers, accuracy, all, or case names with commas (default peers)")
+    parser.add_argument("--peers", default="", help="flashkda,fla (default: those whose path is given)")
+    parser.add_argument("--flashkda-path", type=Path, help="folder that holds FlashKDA's flash_kda package")
+    parser.add_argument("--fla-path", type=Path, help="folder that holds the fla package")
+    parser.add_argument("--ours-path", type=Path, help="folder of our flash_kda (default: the installed one)")
+    parser.add_argument("--wheel", type=Path, help="our wheel, for its sha256 in the result")
+    parser.add_argument("--csv", nargs="?", const="-", metavar="FILE", help="write CSV (to standard output)")
+    parser.add_argument("--json", metavar="FILE", help="write the result file")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--timeout", type=int, default=400, help="seconds that one process may take")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu for a dry run that times nothing real")
+    parser.add_argument("--tiny", action="store_true", help="shrink every case, for a dry run of the scripts")
+    return parser.parse_args(argv)
+
+
+def choose_cases(args: argparse.Namespace, peers: list[str]) -> list[Case]:
+    """The custom case when a shape is given, else the suite's."""
+    custom = args.seqlen is not None or args.varlen is not None
+    if custom and args.suite:
+        raise ValueError("give either a shape (--seqlen/--varlen) or --suite, not both")
+    if not custom:
+        return select(args.suite or "peers", load_cases())
+    heads = 96 if args.nheads is None else args.nheads
+    name = f"varlen_h{heads}" if args.varlen else f"b{args.batch or 1}_t{args.seqlen}_h{heads}"
+    return [make_case(name, heads, args.batch or 1, args.seqlen or 0, args.varlen, peers)]
+
+
+def peer_paths(args: argparse.Namespace) -> dict[str, Path]:
+    """Folder of each peer that takes part; ValueError when one is asked for without a folder."""
+    given = {"flashkda": args.flashkda_path, "fla": args.fla_path}
+    wanted = args.peers.split(",") if args.peers else [name for name, path in given.items() if path]
+    paths = {}
+    for name in wanted:
+        if given.get(name) is None:
+            raise ValueError(f"peer {name!r} needs its folder: --flashkda-path DIR or --fla-path DIR")
+        if not given[name].is_dir():
+            raise ValueError(f"peer {name!r}: no folder {given[name]}")
+        paths[name] = given[name].resolve()
+    return paths
+
+
+def shrink(case: Case) -> Case:
+    """A few tokens and two heads of the same kind of case."""
+    lens = None if case.lens is None else tuple(min(5, n) for n in case.lens[:4])
+    seqlen = min(24, case.seqlen) if lens is None else sum(lens)
+    return Case(case.name, min(2, case.batch), seqlen, min(2, case.nheads), lens, case.peers)
+
+
+def environment(name: str, run: Run) -> dict[str, str]:
+    """The process's environment: its own package's folder comes first on the path."""
+    env = dict(os.environ)
+    folder = run.ours_path if name in ("ours", "judge") else run.peer_paths[name]
+    if folder is not None:
+        env["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [env.get("PYTHONPATH")])])
+    if name == "fla":
+        env["FLA_FLASH_KDA"] = "0"
+    return env
+
+
+def spawn(
+    script: str, tag: str, name: str, job: dict[str, Any], run: Run, **extra: str
+) -> subprocess.Popen[bytes]:
+    """Start one process; its output goes to a log beside its results."""
+    job = {"device": run.device, "seed": run.seed, "scratch": str(run.scratch), **job}
+    job["results"] = str(run.scratch / f"{tag}.jsonl")
+    job_file = run.scratch / f"{tag}.job.json"
+    job_file.write_text(json.dumps(job))
+    with (run.scratch / f"{tag}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, str(HERE / script), str(job_file)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**environment(name, run), **extra},
+        )
+
+
+def wait(process: subprocess.Popen[bytes], tag: str, run: Run, timeout_s: float) -> list[str]:
+    """Wait for a process, end it at the time limit; returns what went wrong, with the end of its log."""
+    try:
+        code: int | None = process.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        code = None
+    if code == 0:
+        return []
+    tail = (run.scratch / f"{tag}.log").read_text(errors="replace").splitlines()[-12:]
+    what = f"ran past {timeout_s:.0f} s" if code is None else f"exit code {code}"
+    return [f"{tag}: {what}; end of its log:\n    " + "\n    ".join(tail)]
+
+
+def accuracy_names(owner: str) -> list[str]:
+    """The variants that the process of `owner` runs for the accuracy table, itself first."""
+    return [owner, *(name for name, process in ACCURACY_ONLY.items() if process == owner)]
+
+
+def worker_job(name: str, run: Run) -> dict[str, Any]:
+    """The job of one implementation's process."""
+    cases = run.cases if name == "ours" else [case for case in run.cases if name in case.peers]
+    impls = accuracy_names(name) if run.accuracy else [name]
+    return {
+        "impl": name,
+        "impls": impls,
+        "cases": [case.to_json() for case in cases],
+        "accuracy": [line.to_json() for line in run.accuracy],
+        "ceilings": name == "ours",
+        "require_under": str(run.peer_paths[name]) if name == "flashkda" else None,
+    }
+
+
+def compile_jobs(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """FLA compiles per (heads, varlen): one small job for each such pair, timing and accuracy alike."""
+    firsts: dict[tuple[int, bool], dict[str, Any]] = {}
+    for case in job["cases"]:
+        firsts.setdefault((case["nheads"], case["lens"] is not None), case)
+    jobs = [{**job, "impls": ["fla"], "cases": [case], "accuracy": []} for case in firsts.values()]
+    jobs += [{**job, "impl": "", "impls": [impl], "cases": []} for impl in job["impls"] if job["accuracy"]]
+    return [{**one, "accuracy": one["accuracy"][:1]} for one in jobs]
+
+
+def compile_fla(job: dict[str, Any], run: Run) -> None:
+    """Fill Triton's kernel cache from several processes at once. Only saves time: a failure is no problem."""
+    jobs = compile_jobs(job)
+    shares = max(1, min(4, (os.cpu_count() or 1) // max(1, len(jobs))))
+    if run.device != "cuda" or not jobs:
+        return
+    processes = []
+    for index, one in enumerate(jobs):
+        for share in range(shares):
+            scratch = run.scratch / f"compile-{index}-{share}"
+            scratch.mkdir()
+            data = {**one, "compile_only": [share, shares], "scratch": str(scratch)}
+            tag = f"compile-{index}-{share}"
+            processes.append((spawn("_worker.py", tag, "fla", data, run, FLA_CACHE_RESULTS="0"), tag))
+    deadline = datetime.datetime.now() + datetime.timedelta(seconds=150)
+    for process, tag in processes:
+        left = (deadline - datetime.datetime.now()).total_seconds()
+        for problem in wait(process, tag, run, max(1.0, left)):
+            print(problem, file=sys.stderr)
+
+
+def run_all(run: Run) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """Run every implementation, one after the other, then judge the accuracy; returns lines and problems."""
+    results, problems = {}, []
+    for name in ("ours", *run.peer_paths):
+        print(f"running {name} ...", file=sys.stderr, flush=True)
+        job = worker_job(name, run)
+        if name == "fla":
+            compile_fla(job, run)
+        problems += wait(spawn("_worker.py", name, name, job, run), name, run, run.timeout_s)
+        results[name] = read_lines(run.scratch / f"{name}.jsonl")
+    if run.accuracy:
+        names = [name for owner in results for name in accuracy_names(owner)]
+        job = {"accuracy": [line.to_json() for line in run.accuracy], "names": names}
+        problems += wait(spawn("_judge.py", "judge", "judge", job, run), "judge", run, run.timeout_s)
+        results["judge"] = read_lines(run.scratch / "judge.jsonl")
+    return results, problems
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def installed_facts(run: Run) -> dict[str, Any]:
+    """Commit and sha256 of the installed package, as its build record and pip's own record state them."""
+    code = (
+        "import importlib.metadata as m, json, pathlib, importlib.util as u\n"
+        "facts = {}\n"
+        "try:\n"
+        "    d = m.distribution('flash-kda'); facts['version'] = d.version\n"
+        "    facts['direct'] = json.loads(d.read_text('direct_url.json') or '{}')\n"
+        "except m.PackageNotFoundError: pass\n"
+        "spec = u.find_spec('flash_kda')\n"
+        "file = pathlib.Path(spec.origin if spec and spec.origin else '.').with_name('build_record.json')\n"
+        "if file.exists(): facts['record'] = json.loads(file.read_text())\n"
+        "print(json.dumps(facts))\n"
+    )
+    # -P and the scratch folder as cwd keep the checkout's own flash_kda off the path.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=run.scratch,
+        env=environment("ours", run),
+        timeout=60,
+    )
+    return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
+
+
+def gather_facts(args: argparse.Namespace, run: Run) -> dict[str, Any]:
+    """Everything about the run that no worker knows."""
+    installed = installed_facts(run)
+    archive = installed.get("direct", {}).get("archive_info", {})
+    sha256 = archive.get("hashes", {}).get("sha256")
+    if args.wheel:
+        given = hashlib.sha256(args.wheel.read_bytes()).hexdigest()
+        if sha256 not in (None, given):
+            raise ValueError(f"installed flash-kda: sha256 {sha256}, expected {given}; install {args.wheel}")
+        sha256 = given
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "driver": driver.splitlines()[0] if driver else None,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "commit": installed.get("record", {}).get("commit") or _output("git", "rev-parse", "HEAD"),
+        "wheel_sha256": sha256,
+        "versions": {"flash_kda": installed.get("version"), **peer_versions(run)},
+    }
+
+
+def peer_versions(run: Run) -> dict[str, str]:
+    """Versions of the peers, from the metadata folders beside their packages."""
+    found = {}
+    for name, folder in run.peer_paths.items():
+        labels = [path.name.removesuffix(".dist-info") for path in folder.glob("*.dist-info")]
+        found[name] = next((label for label in labels if "kda" in label or "fla" in label), "unknown")
+    return found
+
+
+def publish(result: dict[str, Any], args: argparse.Namespace) -> None:
+    """Write the files that were asked for and print the tables."""
+    if args.json:
+        path = Path(args.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+    if args.csv and args.csv != "-":
+        Path(args.csv).write_text(to_csv(result))
+    machine = f"{result['device']}, driver {result['driver']}, torch {result['torch']}"
+    print(f"{machine}, copy {result['copy_gbps']:.0f} GB/s")
+    if result["rows"]:
+        print(to_csv(result) if args.csv == "-" else time_table(result))
+    if result["accuracy"]:
+        print(accuracy_table(result))
+    for problem in result["problems"]:
+        print(f"PROBLEM {problem}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    try:
+        paths = peer_paths(args)
+        cases = choose_cases(args, list(paths))
+        with_accuracy = args.suite in ("accuracy", "all")
+    except ValueError as error:
+        print(f"bench_prefill: {error}", file=sys.stderr)
+        return 2
+    accuracy = load_accuracy() if with_accuracy else []
+    if args.tiny:
+        cases = [shrink(case) for case in cases]
+        accuracy = [replace(line, batch=2, seqlen=40, nheads=1) for line in accuracy]
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    scratch = Path(tempfile.mkdtemp(prefix="bench_kda_", dir=base))
+    try:
+        run = Run(scratch, args.device, args.seed, cases, accuracy, paths, args.ours_path, args.timeout)
+        facts = gather_facts(args, run)
+        results, problems = run_all(run)
+        result = build_result(cases, results, {**facts, "problems": problems})
+        publish(result, args)
+    except ValueError as error:
+        print(f"bench_prefill: {error}", file=sys.stderr)
+        return 2
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return 1 if result["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
