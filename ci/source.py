@@ -1,0 +1,101 @@
+"""The sources a wheel is built from: which files, which commit, which date; copied clean for each build."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+# What a build reads.  Tests, documents and benchmarks stay out, so that they cannot change a wheel.
+SHIPPED = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "flash_kda", "csrc", "ci")
+# The date of files in a wheel made outside git, for example from an sdist: 2020-01-01.
+FALLBACK_EPOCH = 1577836800
+_LEFTOVERS = shutil.ignore_patterns("__pycache__", "*.py[cod]", "*.so", "*.o", "build", "*.egg-info")
+
+
+@dataclass(frozen=True)
+class Revision:
+    """Where the sources stand: ``commit`` is None outside git, ``epoch`` the commit's time in seconds."""
+
+    commit: str | None
+    dirty: bool
+    epoch: int
+
+
+def revision(root: Path = ROOT) -> Revision:
+    """The state of the sources at `root`; uncommitted changes to files a build reads make it dirty."""
+    if not _in_git(root):
+        return Revision(None, False, FALLBACK_EPOCH)
+    head = _git(root, "rev-parse", "HEAD").strip()
+    epoch = int(_git(root, "log", "-1", "--format=%ct").strip())
+    return Revision(head, bool(_git(root, "status", "--porcelain", "--", *_present(root))), epoch)
+
+
+def copy(target: Path, root: Path = ROOT) -> Path:
+    """Copy what a build reads from `root` to the new folder `target`.
+
+    Inside git: tracked files as they are on disk, and new files git does not ignore, so that a change can be built
+    before it is committed while no leftover of an earlier build gets in.  Raises ConfigError when `target` exists.
+    """
+    if target.exists():
+        raise ConfigError(f"{target} exists; expected a new folder for the sources.\nNext: remove it")
+    for name in files(root):
+        place = target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / name, place)
+        place.chmod(0o644)
+    return target
+
+
+def files(root: Path = ROOT) -> list[str]:
+    """Sorted names, relative to `root`, of the files a build reads; ConfigError when there are none."""
+    if _in_git(root):
+        listed = _git(
+            root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_present(root)
+        )
+        names = [name for name in listed.split("\0") if name and (root / name).is_file()]
+    else:
+        names = [str(path.relative_to(root)) for path in _walk(root)]
+    if not names:
+        raise ConfigError(
+            f"{root} holds none of {', '.join(SHIPPED)}.\nNext: run from a checkout or an unpacked sdist"
+        )
+    return sorted(names)
+
+
+def _present(root: Path) -> list[str]:
+    return [name for name in SHIPPED if (root / name).exists()]
+
+
+def _walk(root: Path) -> list[Path]:
+    found: list[Path] = []
+    for name in _present(root):
+        found += _under(root / name)
+    return found
+
+
+def _under(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    names = [entry.name for entry in path.iterdir()]
+    left_out = _LEFTOVERS(str(path), names)
+    return [file for name in sorted(set(names) - left_out) for file in _under(path / name)]
+
+
+def _in_git(root: Path) -> bool:
+    return (root / ".git").exists() and shutil.which("git") is not None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    # safe.directory: a checkout owned by another user (a container mount) is otherwise refused.
+    command = ["git", "-c", f"safe.directory={root}", "-C", str(root), *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ConfigError(
+            f"git {arguments[0]} failed in {root}: {done.stderr.strip()}\nNext: commit once, or unset .git"
+        )
+    return done.stdout
