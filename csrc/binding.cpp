@@ -1,0 +1,179 @@
+// Operator registration through the LibTorch stable ABI, and the checks that keep a direct torch.ops call inside its
+// buffers. flash_kda/checks.py makes the same checks earlier, with messages for people.
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <optional>
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include "kda/fwd.h"
+
+#define FLASH_KDA_STRINGIFY_(...) #__VA_ARGS__
+#define FLASH_KDA_STRINGIFY(...) FLASH_KDA_STRINGIFY_(__VA_ARGS__)
+
+// Read with ctypes by flash_kda/_library.py, without a GPU and before any operator is called.
+extern "C" __attribute__((visibility("default"))) const char* flash_kda_cuda_archs() {
+  return FLASH_KDA_STRINGIFY(FLASH_KDA_CUDA_ARCHS_BUILT);
+}
+extern "C" __attribute__((visibility("default"))) const char* flash_kda_version() {
+  return FLASH_KDA_STRINGIFY(FLASH_KDA_VERSION);
+}
+
+namespace flash_kda {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+constexpr int64_t kDim = 128;
+constexpr int64_t kMaxTokens = INT32_MAX - 16;  // chunk arithmetic inside a sequence is 32-bit; addresses are 64-bit
+
+// The C shim's CUDA functions are absent from CPU builds of torch. Looking this one up at call time, not link time,
+// lets one wheel import everywhere (libtorch_cuda is not always in the global symbol scope, hence the second look).
+cudaStream_t current_stream(int32_t device) {
+  using GetStream = AOTITorchError (*)(int32_t, void**);
+  static const GetStream get_stream = [] {
+    const char* name = "aoti_torch_get_current_cuda_stream";
+    void* symbol = dlsym(RTLD_DEFAULT, name);
+    if (symbol == nullptr) {
+      if (void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD)) symbol = dlsym(library, name);
+    }
+    return reinterpret_cast<GetStream>(symbol);
+  }();
+  STD_TORCH_CHECK(get_stream != nullptr, "flash_kda: this torch has no CUDA support (", "aoti_torch_get_current_cuda_stream",
+                  " not found); install a CUDA build of torch");
+  void* stream = nullptr;
+  STD_TORCH_CHECK(get_stream(device, &stream) == AOTI_TORCH_SUCCESS, "flash_kda: no current CUDA stream for device ", device);
+  return static_cast<cudaStream_t>(stream);
+}
+
+void check_aligned(const char* name, const Tensor& t, int64_t inner_dim) {
+  STD_TORCH_CHECK(t.stride(inner_dim) == 1 || t.size(inner_dim) == 1, "flash_kda.fwd: ", name,
+                  " must be contiguous in its last dimension, got stride ", t.stride(inner_dim));
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0, "flash_kda.fwd: ", name,
+                  " must start at a 16-byte aligned address");
+  for (int64_t d = 0; d < inner_dim; ++d)
+    STD_TORCH_CHECK(t.size(d) == 1 || t.stride(d) % 8 == 0, "flash_kda.fwd: ", name,
+                    " needs strides that are multiples of 8 elements, got ", t.stride(d), " in dimension ", d);
+}
+
+void check_tensor(const char* name, const Tensor& t, ScalarType dtype, int32_t device) {
+  STD_TORCH_CHECK(t.scalar_type() == dtype, "flash_kda.fwd: ", name, " has the wrong dtype");
+  STD_TORCH_CHECK(t.is_cuda() && t.get_device_index() == device, "flash_kda.fwd: ", name, " must be on the CUDA device of q");
+}
+
+// [B, T, heads, 128] bf16
+void check_activation(const char* name, const Tensor& t, int64_t batch, int64_t tokens, int64_t heads, int32_t device) {
+  check_tensor(name, t, ScalarType::BFloat16, device);
+  STD_TORCH_CHECK(t.dim() == 4 && t.size(0) == batch && t.size(1) == tokens && t.size(2) == heads && t.size(3) == kDim,
+                  "flash_kda.fwd: ", name, " must have shape [", batch, ", ", tokens, ", ", heads, ", ", kDim, "]");
+  if (t.numel() > 0) check_aligned(name, t, 3);
+}
+
+void check_state(const char* name, const Tensor& t, int64_t sequences, int64_t heads, int32_t device) {
+  const bool bf16 = t.scalar_type() == ScalarType::BFloat16;
+  check_tensor(name, t, bf16 ? ScalarType::BFloat16 : ScalarType::Float, device);
+  STD_TORCH_CHECK(t.dim() == 4 && t.size(0) == sequences && t.size(1) == heads && t.size(2) == kDim && t.size(3) == kDim,
+                  "flash_kda.fwd: ", name, " must have shape [", sequences, ", ", heads, ", ", kDim, ", ", kDim, "]");
+  STD_TORCH_CHECK(t.is_contiguous(), "flash_kda.fwd: ", name, " must be contiguous");
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0, "flash_kda.fwd: ", name, " must be 16-byte aligned");
+}
+
+// fp32, contiguous, `numel` entries; null when absent (the kernel then reads zeros).
+const float* head_parameter(const char* name, const OptionalTensor& t, int64_t numel, int32_t device) {
+  if (!t.has_value()) return nullptr;
+  check_tensor(name, *t, ScalarType::Float, device);
+  STD_TORCH_CHECK(t->numel() == numel && t->is_contiguous(), "flash_kda.fwd: ", name, " must be contiguous with ", numel,
+                  " elements");
+  return static_cast<const float*>(t->data_ptr());
+}
+
+Strides strides(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
+
+void set_sequences(FwdParams& p, const OptionalTensor& cu_seqlens, int64_t batch, int32_t device) {
+  p.cu_seqlens = nullptr;
+  p.cu_is_int64 = false;
+  p.num_sequences = batch;
+  if (!cu_seqlens.has_value()) return;
+  const Tensor& cu = *cu_seqlens;
+  p.cu_is_int64 = cu.scalar_type() == ScalarType::Long;
+  check_tensor("cu_seqlens", cu, p.cu_is_int64 ? ScalarType::Long : ScalarType::Int, device);
+  STD_TORCH_CHECK(cu.dim() == 1 && cu.size(0) >= 1 && cu.is_contiguous(), "flash_kda.fwd: cu_seqlens must be [N+1] and contiguous");
+  STD_TORCH_CHECK(batch == 1, "flash_kda.fwd: cu_seqlens needs B = 1, got ", batch);
+  p.cu_seqlens = cu.data_ptr();
+  p.num_sequences = cu.size(0) - 1;
+}
+
+void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tensor out, OptionalTensor a_log,
+         OptionalTensor dt_bias, double lower_bound, OptionalTensor initial_state, OptionalTensor final_state,
+         OptionalTensor cu_seqlens) {
+  STD_TORCH_CHECK(q.is_cuda() && q.dim() == 4 && v.dim() == 4 && beta.dim() == 3, "flash_kda.fwd: q and v must be CUDA tensors of rank 4, beta of rank 3");
+  const int32_t device = q.get_device_index();
+  const int64_t batch = q.size(0), tokens = q.size(1), heads = q.size(2), heads_v = v.size(2);
+  STD_TORCH_CHECK(heads > 0 && heads_v % heads == 0, "flash_kda.fwd: value heads (", heads_v, ") must be a multiple of q/k heads (", heads, ")");
+  STD_TORCH_CHECK(tokens <= kMaxTokens && heads_v <= INT32_MAX, "flash_kda.fwd: too many tokens or heads");
+  STD_TORCH_CHECK(lower_bound >= -5.0 && lower_bound < 0.0, "flash_kda.fwd: lower_bound must be in [-5, 0), got ", lower_bound);
+  check_activation("q", q, batch, tokens, heads, device);
+  check_activation("k", k, batch, tokens, heads, device);
+  check_activation("v", v, batch, tokens, heads_v, device);
+  check_activation("g", g, batch, tokens, heads_v, device);
+  check_activation("out", out, batch, tokens, heads_v, device);
+  check_tensor("beta", beta, ScalarType::BFloat16, device);
+  STD_TORCH_CHECK(beta.size(0) == batch && beta.size(1) == tokens && beta.size(2) == heads_v, "flash_kda.fwd: beta must have shape [", batch, ", ", tokens, ", ", heads_v, "]");
+
+  FwdParams p{};
+  p.q = q.data_ptr();
+  p.k = k.data_ptr();
+  p.v = v.data_ptr();
+  p.g = g.data_ptr();
+  p.beta = beta.data_ptr();
+  p.out = out.data_ptr();
+  p.q_stride = strides(q);
+  p.k_stride = strides(k);
+  p.v_stride = strides(v);
+  p.g_stride = strides(g);
+  p.beta_stride = strides(beta);
+  p.out_stride = strides(out);
+  p.a_log = head_parameter("A_log", a_log, heads_v, device);
+  p.dt_bias = head_parameter("dt_bias", dt_bias, heads_v * kDim, device);
+  set_sequences(p, cu_seqlens, batch, device);
+  if (initial_state.has_value()) {
+    check_state("initial_state", *initial_state, p.num_sequences, heads_v, device);
+    p.initial_state = initial_state->data_ptr();
+    p.initial_is_bf16 = initial_state->scalar_type() == ScalarType::BFloat16;
+  }
+  if (final_state.has_value()) {
+    check_state("final_state", *final_state, p.num_sequences, heads_v, device);
+    p.final_state = final_state->data_ptr();
+    p.final_is_bf16 = final_state->scalar_type() == ScalarType::BFloat16;
+  }
+  STD_TORCH_CHECK(p.num_sequences * heads_v <= INT32_MAX, "flash_kda.fwd: more than 2^31 - 1 (sequence, head) pairs");
+  p.seqlen = tokens;
+  p.heads_v = static_cast<int>(heads_v);
+  p.heads_per_group = static_cast<int>(heads_v / heads);
+  p.scale = static_cast<float>(scale);
+  p.lower_bound = static_cast<float>(lower_bound);
+
+  torch::stable::accelerator::DeviceGuard guard(device);
+  const cudaError_t error = launch_fwd(p, current_stream(device));
+  STD_TORCH_CHECK(error == cudaSuccess, "flash_kda.fwd: launch failed: ", cudaGetErrorString(error));
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(flash_kda, m) {
+  // The same string is in flash_kda/_ops.py for installs without this library; a test compares them.
+  m.def(
+      "fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, Tensor(a!) out, Tensor? A_log, "
+      "Tensor? dt_bias, float lower_bound, Tensor? initial_state, Tensor(b!)? final_state, Tensor? cu_seqlens) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(flash_kda, CUDA, m) { m.impl("fwd", TORCH_BOX(&fwd)); }
+
+}  // namespace flash_kda

@@ -1,0 +1,44 @@
+// Host interface of the forward kernel. Plain C++ and CUDA runtime types only: no torch header reaches a .cu file,
+// which keeps a five-architecture compile at seconds and its bytes independent of the build folder.
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime_api.h>
+
+namespace flash_kda {
+
+// Strides are in elements; the innermost dimension of every tensor is contiguous.
+struct Strides {
+  int64_t batch, token, head;
+};
+
+struct FwdParams {
+  const void* q;     // bf16 [B, T, H, 128]
+  const void* k;     // bf16 [B, T, H, 128]
+  const void* v;     // bf16 [B, T, HV, 128]
+  const void* g;     // bf16 [B, T, HV, 128], before activation
+  const void* beta;  // bf16 [B, T, HV], logits
+  void* out;         // bf16 [B, T, HV, 128]
+  Strides q_stride, k_stride, v_stride, g_stride, beta_stride, out_stride;
+
+  const float* a_log;    // fp32 [HV] or null (zeros)
+  const float* dt_bias;  // fp32 [HV, 128] or null (zeros)
+
+  const void* initial_state;  // [N, HV, 128, 128] or null (zeros)
+  void* final_state;          // [N, HV, 128, 128] or null (not written)
+  bool initial_is_bf16, final_is_bf16;
+
+  const void* cu_seqlens;  // [N + 1] or null (fixed length)
+  bool cu_is_int64;
+
+  int64_t num_sequences;  // N
+  int64_t seqlen;         // T: tokens a batch entry, or all packed tokens with cu_seqlens
+  int heads_v;            // HV
+  int heads_per_group;    // HV / H
+  float scale;
+  float lower_bound;
+};
+
+cudaError_t launch_fwd(const FwdParams& p, cudaStream_t stream);
+
+}  // namespace flash_kda
