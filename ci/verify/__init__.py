@@ -1,0 +1,72 @@
+"""Verification of a built wheel or library: facts are gathered, each concern judges them, a report says the rest.
+
+``python -m ci.verify WHEEL_OR_SO [--expect 90a,100a] [--row cu130] [--json] [--cuobjdump PATH]``
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ci import matrix as matrix_module
+from ci.verify import expectations as expectations_module
+from ci.verify.abi import check_abi
+from ci.verify.facts import Facts
+from ci.verify.floor import check_platform
+from ci.verify.gather import gather
+from ci.verify.metadata import check_metadata, check_size
+from ci.verify.report import Report
+from ci.verify.request import Request, make_request
+from ci.verify.sass import check_contract, check_instructions, check_resources
+
+__all__ = ["Report", "judge", "oldest_python", "verify_wheel"]
+
+
+def verify_wheel(
+    path: Path,
+    *,
+    expect: str | None = None,
+    row: str | None = None,
+    cuobjdump: Path | None = None,
+    expectations: Path | None = None,
+    matrix: Path | None = None,
+) -> Report:
+    """Verify a wheel, or a shared library given alone (then without the checks of the archive).
+
+    `expect` is a list of architectures such as ``90a,100f+PTX`` (default: the row's), `row` a label of
+    ``ci/matrix.toml`` (default: the one in the wheel's name), `cuobjdump` the program to use (default: that of the
+    row's locked toolkit), `expectations` and `matrix` other files, for tests.
+
+    Returns the report whatever it says; ``Report.raise_on_failure`` raises the CiError of the first failure.
+    Raises ConfigError, ToolchainError or MetadataError when the artifact could not be judged at all.
+    """
+    table = matrix_module.load(matrix)
+    request = make_request(path, expectations_module.load(expectations), table, expect, row)
+    tool = cuobjdump or default_cuobjdump(request.row.toolkit if request.row else table.rows[-1].toolkit)
+    return judge(gather(path, tool, oldest_python(request.project.python_tag)), request)
+
+
+def judge(facts: Facts, request: Request) -> Report:
+    """The report on facts already gathered; pure."""
+    verdicts = [
+        check_contract(facts.libraries, request),
+        check_resources(facts.libraries, request),
+        check_instructions(facts.libraries, request),
+        check_platform(facts.libraries, facts.wheel, request),
+        check_abi(facts.libraries, request),
+    ]
+    if facts.wheel is not None:
+        verdicts += [check_metadata(facts.libraries, facts.wheel, request), check_size(facts.wheel, request)]
+    row = request.row.label if request.row else None
+    return Report(facts, request.archs, request.ptx, row, tuple(verdicts))
+
+
+def oldest_python(tag: str) -> str:
+    """The version of a CPython tag: ``3.10`` of ``cp310``."""
+    return f"{tag[2]}.{tag[3:]}"
+
+
+def default_cuobjdump(toolkit: str) -> Path:
+    """cuobjdump of the locked toolkit, installed into the cache when it is not there yet."""
+    from ci import toolchain
+
+    return toolchain.ensure(toolkit) / "bin" / "cuobjdump"

@@ -1,0 +1,241 @@
+"""What a wheel must be, read from ``wheels/expectations/*.toml``; ConfigError names the file and the key.
+
+``kernels*.toml``: one library each, with its kernel entries, their budgets and instructions.
+``platform.toml``: what a library may need of the system and of torch.  ``wheel.toml``: what the archive says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ci.errors import ConfigError
+from ci.toml import TomlError, read_toml
+
+FOLDER = Path(__file__).resolve().parents[2] / "wheels" / "expectations"
+SCHEMA = 1
+EVERY_ARCH = "all"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Upper limits of one kernel on one architecture: registers a thread; stack, local and static shared bytes."""
+
+    registers: int
+    stack: int
+    local: int
+    shared: int
+
+
+@dataclass(frozen=True)
+class KernelGroup:
+    """Kernel entries (mangled names) with the same limits; `archs` None means every architecture of the wheel.
+
+    `budget` has an entry for each architecture.  `require` and `forbid` are opcodes: ``HMMA`` stands for itself
+    and everything ``HMMA.*``; ``LDGSTS|UBLKCP`` for either; `require_on` adds some for one architecture.
+    """
+
+    symbols: tuple[str, ...]
+    archs: tuple[str, ...] | None
+    budget: Mapping[str, Budget]
+    require: tuple[str, ...]
+    require_on: Mapping[str, tuple[str, ...]]
+    forbid: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LibraryExpectation:
+    """One library: `path` in the wheel, its kernels, device functions and external device symbols it may have."""
+
+    path: str
+    groups: tuple[KernelGroup, ...]
+    functions: tuple[str, ...]
+    externals: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class PlatformExpectation:
+    """``platform.toml``; `floor` maps a platform tag to the highest version of each symbol family."""
+
+    floor: Mapping[str, Mapping[str, str]]
+    needed_required: tuple[str, ...]
+    needed_allowed: tuple[str, ...]
+    needed_from_torch: tuple[str, ...]
+    sections_forbidden: tuple[str, ...]
+    exported: tuple[str, ...]
+    undefined: tuple[str, ...]
+    torch_stable: tuple[str, ...]
+    torch_weak_only: tuple[str, ...]
+    python_undefined: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WheelExpectation:
+    """``wheel.toml``."""
+
+    name: str
+    metadata_name: str
+    packages: tuple[str, ...]
+    license_expression: str
+    license_files: tuple[str, ...]
+    max_bytes: int
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """The whole folder."""
+
+    libraries: tuple[LibraryExpectation, ...]
+    platform: PlatformExpectation
+    wheel: WheelExpectation
+
+
+class _Table:
+    """One TOML table being read; refuses keys that nobody asked for."""
+
+    def __init__(self, where: str, value: object) -> None:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: expected a table, got {value!r}.")
+        self.where = where
+        self.left: dict[str, Any] = dict(value)
+
+    def take(self, key: str, kind: type, default: Any = None) -> Any:
+        if key not in self.left and default is not None:
+            return default
+        value = self.left.pop(key, None)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ConfigError(f"{self.where}: '{key}': expected {kind.__name__}, got {value!r}.")
+        return value
+
+    def text(self, key: str) -> str:
+        value: str = self.take(key, str)
+        return value
+
+    def number(self, key: str) -> int:
+        value: int = self.take(key, int)
+        if value < 0:
+            raise ConfigError(f"{self.where}: '{key}': expected 0 or more, got {value}.")
+        return value
+
+    def names(self, key: str, default: list[str] | None = None) -> tuple[str, ...]:
+        value = self.take(key, list, default)
+        if not all(isinstance(item, str) and item for item in value):
+            raise ConfigError(f"{self.where}: '{key}': expected a list of names, got {value!r}.")
+        return tuple(value)
+
+    def table(self, key: str, default: dict[str, Any] | None = None) -> _Table:
+        return _Table(f"{self.where}: {key}", self.take(key, dict, default))
+
+    def done(self) -> None:
+        if self.left:
+            raise ConfigError(f"{self.where}: unknown key {', '.join(sorted(self.left))}.")
+
+
+def load(folder: Path | None = None) -> Expectations:
+    """Read `folder` (default: the repository's own)."""
+    place = folder or FOLDER
+    kernels = sorted(place.glob("kernels*.toml"))
+    if not kernels:
+        raise ConfigError(
+            f"{place}: expected kernels*.toml, got none. Run: python -m ci.verify observe LIBRARY"
+        )
+    libraries = tuple(load_library(path) for path in kernels)
+    return Expectations(libraries, _load_platform(place / "platform.toml"), _load_wheel(place / "wheel.toml"))
+
+
+def _open(path: Path) -> _Table:
+    try:
+        table = _Table(path.name, read_toml(path))
+    except (OSError, TomlError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    schema = table.number("schema")
+    if schema != SCHEMA:
+        raise ConfigError(f"{path.name}: expected schema = {SCHEMA}, got {schema}.")
+    return table
+
+
+def load_library(path: Path) -> LibraryExpectation:
+    """Read one ``kernels*.toml``."""
+    top = _open(path)
+    raw = top.take("kernels", list)
+    groups = tuple(_read_group(_Table(f"{path.name}: kernels[{i}]", item)) for i, item in enumerate(raw))
+    result = LibraryExpectation(
+        path=top.text("library"),
+        groups=groups,
+        functions=top.names("functions", []),
+        externals=top.names("externals", []),
+        source=path.name,
+    )
+    top.done()
+    symbols = [symbol for group in groups for symbol in group.symbols]
+    if not symbols or len(set(symbols)) != len(symbols):
+        raise ConfigError(f"{path.name}: expected at least one kernel and each once, got {symbols}.")
+    return result
+
+
+def _read_group(table: _Table) -> KernelGroup:
+    archs = table.left.pop("archs", None)
+    if archs != EVERY_ARCH and (
+        not isinstance(archs, list) or not all(isinstance(item, str) for item in archs)
+    ):
+        raise ConfigError(
+            f'{table.where}: \'archs\': expected "all" or a list such as ["90a"], got {archs!r}.'
+        )
+    budget = table.table("budget")
+    require_on = table.table("require_on", {})
+    group = KernelGroup(
+        symbols=table.names("symbols"),
+        archs=None if archs == EVERY_ARCH else tuple(archs),
+        budget={name: _read_budget(budget.table(name)) for name in list(budget.left)},
+        require=table.names("require"),
+        require_on={name: require_on.names(name) for name in list(require_on.left)},
+        forbid=table.names("forbid"),
+    )
+    table.done()
+    return group
+
+
+def _read_budget(table: _Table) -> Budget:
+    budget = Budget(**{item.name: table.number(item.name) for item in fields(Budget)})
+    table.done()
+    return budget
+
+
+def _load_platform(path: Path) -> PlatformExpectation:
+    top = _open(path)
+    floors = top.table("floor")
+    tables = {tag: floors.table(tag) for tag in list(floors.left)}
+    needed, sections, symbols = top.table("needed"), top.table("sections"), top.table("symbols")
+    torch, python = top.table("torch"), top.table("python")
+    result = PlatformExpectation(
+        floor={tag: {key: table.text(key) for key in list(table.left)} for tag, table in tables.items()},
+        needed_required=needed.names("required"),
+        needed_allowed=needed.names("allowed"),
+        needed_from_torch=needed.names("from_torch"),
+        sections_forbidden=sections.names("forbidden"),
+        exported=symbols.names("exported"),
+        undefined=symbols.names("undefined"),
+        torch_stable=torch.names("stable"),
+        torch_weak_only=torch.names("weak_only"),
+        python_undefined=python.names("undefined"),
+    )
+    for table in (top, needed, sections, symbols, torch, python):
+        table.done()
+    return result
+
+
+def _load_wheel(path: Path) -> WheelExpectation:
+    top = _open(path)
+    result = WheelExpectation(
+        name=top.text("name"),
+        metadata_name=top.text("metadata_name"),
+        packages=top.names("packages"),
+        license_expression=top.text("license_expression"),
+        license_files=top.names("license_files"),
+        max_bytes=top.number("max_bytes"),
+    )
+    top.done()
+    return result

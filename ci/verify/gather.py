@@ -1,0 +1,68 @@
+"""Gathers the facts of one artifact: a wheel, or a shared library given alone."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import zipfile
+from pathlib import Path, PurePosixPath
+
+from ci.errors import ConfigError, MetadataError
+from ci.verify.archive import read_wheel
+from ci.verify.audits import audit_contents, audit_platform, audit_python, audit_torch
+from ci.verify.device import read_images, read_toolkits
+from ci.verify.elf import read_elf
+from ci.verify.facts import Facts, Library
+from ci.verify.floor import is_library
+
+_FATBIN = (".nv_fatbin",)
+
+
+def gather(path: Path, cuobjdump: Path, oldest_python: str) -> Facts:
+    """Read everything from `path`; `oldest_python` is the limited API's baseline, for example ``3.10``.
+
+    ConfigError when `path` is neither a wheel nor a library; ToolchainError when a tool fails or its output is
+    unknown; MetadataError when a wheel cannot be opened as one.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: expected a wheel or a shared library, got no such file.")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if path.suffix == ".whl":
+        return _gather_wheel(path, digest, cuobjdump, oldest_python)
+    if is_library(path.name):
+        return Facts(path.name, digest, (read_library(path, path.name, cuobjdump, oldest_python),))
+    raise ConfigError(f"{path}: expected a name that ends in .whl or .so, got {path.name}.")
+
+
+def read_library(path: Path, name: str, cuobjdump: Path, oldest_python: str) -> Library:
+    """Facts of one library; `name` is its place in the wheel."""
+    elf = read_elf(path)
+    has_images = any(section in elf.sections for section in _FATBIN)
+    return Library(
+        path=name,
+        size=path.stat().st_size,
+        elf=elf,
+        images=read_images(path, cuobjdump) if has_images else (),
+        toolkits=read_toolkits(path, cuobjdump) if has_images else (),
+        torch=audit_torch(path),
+        python=audit_python(path, oldest_python),
+    )
+
+
+def _gather_wheel(path: Path, digest: str, cuobjdump: Path, oldest_python: str) -> Facts:
+    wheel = read_wheel(path, audit_platform(path), audit_contents(path))
+    with tempfile.TemporaryDirectory(prefix="flash-kda-verify-") as folder:
+        libraries = tuple(
+            read_library(_extract(path, member, Path(folder)), member, cuobjdump, oldest_python)
+            for member in sorted(wheel.members)
+            if is_library(member)
+        )
+    return Facts(path.name, digest, libraries, wheel)
+
+
+def _extract(path: Path, member: str, folder: Path) -> Path:
+    parts = PurePosixPath(member)
+    if parts.is_absolute() or ".." in parts.parts:
+        raise MetadataError(f"{path.name}: expected paths inside the wheel, got {member}.")
+    with zipfile.ZipFile(path) as archive:
+        return Path(archive.extract(member, folder))

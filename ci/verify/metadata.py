@@ -1,0 +1,125 @@
+"""Verdicts on the archive: name, version, label, tags, METADATA, WHEEL, RECORD, licences and build record agree; size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from ci.errors import MetadataError
+from ci.verify.facts import Library, Wheel
+from ci.verify.request import Request, label_of
+from ci.verify.verdicts import Sheet, Verdict, listing, show
+
+_HINT = "Change the source of the value (setup.py, pyproject.toml, ci/matrix.toml) and build again; never edit a wheel."
+_ABI = "abi3"
+
+
+def check_metadata(libraries: Iterable[Library], wheel: Wheel, request: Request) -> Verdict:
+    """What the file name, METADATA, WHEEL, RECORD, build record and images say is one and the same."""
+    sheet = Sheet("metadata", MetadataError, _HINT)
+    _check_names(sheet, wheel, request)
+    _check_tags(sheet, wheel, request)
+    _check_fields(sheet, wheel, request)
+    _check_files(sheet, wheel, request)
+    _check_build(sheet, wheel, tuple(libraries), request)
+    return sheet.verdict()
+
+
+def _check_names(sheet: Sheet, wheel: Wheel, request: Request) -> None:
+    file, expected = wheel.filename, request.wheel
+    sheet.equal(file, "name in the file name", expected.name, wheel.name)
+    sheet.equal(file, "Name in METADATA", expected.metadata_name, wheel.metadata.name)
+    same = canonicalize_name(wheel.name) == canonicalize_name(wheel.metadata.name)
+    sheet.check(same, file, "Name in METADATA against the file name", wheel.name, show(wheel.metadata.name))
+    sheet.equal(file, "Version in METADATA against the file name", wheel.version, wheel.metadata.version)
+    sheet.equal(file, ".dist-info folder", f"{wheel.name}-{wheel.version}.dist-info", wheel.dist_info)
+    sheet.equal(file, "__version__ in the package", wheel.version.partition("+")[0], wheel.module_version)
+    if request.row is not None:
+        sheet.equal(file, "label in the file name", request.row.label, label_of(wheel.version))
+
+
+def _check_tags(sheet: Sheet, wheel: Wheel, request: Request) -> None:
+    sheet.same_set(wheel.filename, "Tag in WHEEL", wheel.tags, wheel.wheel_tags)
+    wanted = {f"{request.project.python_tag}-{_ABI}"}
+    got = {"-".join(tag.split("-")[:2]) for tag in wheel.tags}
+    sheet.same_set(wheel.filename, "Python and ABI tag", wanted, got)
+    sheet.equal(wheel.filename, "Root-Is-Purelib in WHEEL", False, wheel.root_is_purelib)
+
+
+def _check_fields(sheet: Sheet, wheel: Wheel, request: Request) -> None:
+    file, metadata = wheel.filename, wheel.metadata
+    sheet.check(not metadata.invalid, file, "METADATA", "valid fields", listing(metadata.invalid))
+    python = f">={request.project.python_tag[2]}.{request.project.python_tag[3:]}"
+    sheet.equal(file, "Requires-Python", python, metadata.requires_python)
+    torch = f">={request.project.torch_target}"
+    sheet.equal(file, "Requires-Dist of torch", torch, _torch_bound(metadata.requires_dist))
+    sheet.equal(file, "License-Expression", request.wheel.license_expression, metadata.license_expression)
+    sheet.same_set(file, "License-File", request.wheel.license_files, metadata.license_files)
+
+
+def _torch_bound(requirements: Iterable[str]) -> str:
+    bounds = []
+    for text in requirements:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if canonicalize_name(requirement.name) == "torch" and requirement.marker is None:
+            bounds.append(str(requirement.specifier) or "any version")
+    return listing(bounds)
+
+
+def _check_files(sheet: Sheet, wheel: Wheel, request: Request) -> None:
+    file = wheel.filename
+    for name in request.wheel.license_files:
+        member = f"{wheel.dist_info}/licenses/{name}"
+        sheet.check(wheel.members.get(member, 0) > 0, file, "licence text", member, "none, or an empty file")
+    sheet.check(
+        not wheel.record_problems,
+        file,
+        "RECORD",
+        "every file, with its hash",
+        "; ".join(wheel.record_problems),
+    )
+    content = wheel.content_problems
+    sheet.check(not content, file, "check-wheel-contents", "no findings", "; ".join(content))
+    homes = {*request.wheel.packages, wheel.dist_info}
+    outside = [name for name in wheel.members if PurePosixPath(name).parts[0] not in homes]
+    sheet.check(not outside, file, "file outside the package", listing(homes), listing(outside))
+
+
+def _check_build(sheet: Sheet, wheel: Wheel, libraries: tuple[Library, ...], request: Request) -> None:
+    file, record = wheel.filename, wheel.build_record
+    if (
+        not sheet.check(record is not None, file, "build_record.json", "one JSON object", "none")
+        or record is None
+    ):
+        return
+    images = sorted({image.arch for library in libraries for image in library.images if image.kind == "elf"})
+    sheet.equal(
+        file, "architectures in the build record against the images", images, _sorted(record.get("archs"))
+    )
+    toolkits = sorted({toolkit for library in libraries for toolkit in library.toolkits})
+    recorded = record.get("toolkit")
+    sheet.equal(file, "toolkit that the images name against the build record", [recorded], toolkits)
+    label = f"cu{str(recorded).replace('.', '')}"
+    sheet.equal(file, "label against the toolkit of the build record", label, label_of(wheel.version))
+    if request.row is not None:
+        sheet.equal(file, "toolkit in the build record against the row", request.row.toolkit, recorded)
+
+
+def _sorted(value: object) -> object:
+    return (
+        sorted(value) if isinstance(value, list) and all(isinstance(item, str) for item in value) else value
+    )
+
+
+def check_size(wheel: Wheel, request: Request) -> Verdict:
+    """The wheel file stays within its size budget (bytes)."""
+    sheet = Sheet("size", MetadataError, "Find what grew: unzip -v WHEEL; cuobjdump -lelf LIBRARY")
+    limit = request.wheel.max_bytes
+    sheet.check(wheel.size <= limit, wheel.filename, "size over budget", f"at most {limit} bytes", wheel.size)
+    return sheet.verdict()
