@@ -16,7 +16,7 @@ CASES_FILE = Path(__file__).with_name("cases.toml")
 
 @dataclass(frozen=True)
 class Case:
-    """One shape. `lens`: None for a fixed-length batch, else the lengths of the packed sequences (batch 1)."""
+    """One shape. `lens`: None for a fixed-length batch, else the lengths of the packed sequences (B = 1)."""
 
     name: str
     batch: int

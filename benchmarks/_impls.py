@@ -20,7 +20,7 @@ Run = Callable[[Inputs], None]
 ACCURACY_ONLY = {"fla_no_safe_gate": "fla"}
 
 
-def _flash_kda(require_under: Path | None) -> tuple[Run, str]:
+def _flash_kda(require_under: Path | None, **extra: str) -> tuple[Run, str]:
     module = importlib.import_module("flash_kda")
     where = Path(str(module.__file__)).resolve()
     if require_under is not None and require_under.resolve() not in where.parents:
@@ -41,6 +41,7 @@ def _flash_kda(require_under: Path | None) -> tuple[Run, str]:
             initial_state=x.initial_state,
             final_state=x.final_state,
             cu_seqlens=x.cu_seqlens,
+            **extra,
         )
 
     return run, str(where)
@@ -75,9 +76,12 @@ def _fla(safe_gate: bool) -> tuple[Run, str]:
     return run, f"{fla.__file__} (fla-core {fla.__version__})"
 
 
-def load(name: str, require_under: Path | None = None) -> tuple[Run, str]:
+def load(name: str, device: str, require_under: Path | None = None) -> tuple[Run, str]:
     """The implementation's call and its file. `require_under`: the folder it must be imported from."""
-    if name in ("ours", "flashkda"):
+    if name == "ours":
+        # Named, so that a library that did not load is an error here and not a time of the slow torch backend.
+        return _flash_kda(require_under, backend="cuda" if device == "cuda" else "auto")
+    if name == "flashkda":
         return _flash_kda(require_under)
     if name == "fla":
         return _fla(safe_gate=True)

@@ -143,7 +143,7 @@ def main(argv: list[str]) -> int:
         if job["ceilings"]:
             do_ceilings(device, sink)
         for name in job["impls"]:
-            run, where = load(name, under)
+            run, where = load(name, device.type, under)
             sink.put("module", name=name, file=where)
             if name == job["impl"]:
                 do_timing(job, run, device, sink)
