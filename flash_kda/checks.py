@@ -180,9 +180,9 @@ def _vectorised(tensor: Tensor) -> bool:
 
 
 def _check_strides(name: str, tensor: Tensor) -> None:
-    sizes, strides = tensor.shape, tensor.stride()
-    if tensor.numel() == 0:
+    if tensor.is_contiguous() or tensor.numel() == 0:
         return
+    sizes, strides = tensor.shape, tensor.stride()
     if sizes[-1] > 1 and strides[-1] != 1:
         _value_error(name, f"strides {strides}", "stride 1 in the last dimension (call .contiguous())")
     if not _vectorised(tensor):
@@ -222,37 +222,46 @@ def _check_writable(call: _Call) -> None:
             _value_error(name, "a tensor that requires grad", "one that does not: it is written in place")
 
 
-def _has_storage(tensor: Tensor) -> bool:
-    # Under a compiler, and for fake or functional tensors (subclasses), data_ptr() raises or lies.
-    return not torch.compiler.is_compiling() and type(tensor) in (Tensor, torch.nn.Parameter)
+def _has_address(tensor: Tensor) -> bool:
+    # Fake and functional tensors are subclasses, and their data_ptr() raises or lies.
+    return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
 
 
-class _Span(NamedTuple):
-    """Bytes [start, stop) of one address space; ``space`` tells apart the storages of meta tensors."""
+def _extent(tensor: Tensor, first: int = 0) -> int:
+    """Bytes from the first to past the last element over the dimensions ``first`` and later."""
+    size = tensor.element_size()
+    for n, stride in zip(tensor.shape[first:], tensor.stride()[first:], strict=True):
+        if n == 0:
+            return 0
+        size += (n - 1) * stride * tensor.element_size()
+    return size
 
-    space: int
+
+def _start(tensor: Tensor) -> int:
+    """Address of the first element; meta tensors get one that is unique to their storage."""
+    if tensor.is_meta:
+        storage: int = tensor.untyped_storage()._cdata
+        return (storage << 64) + int(tensor.storage_offset()) * tensor.element_size()
+    return tensor.data_ptr()
+
+
+class _Placed(NamedTuple):
+    """A tensor and its bytes ``[start, stop)``."""
+
+    name: str
+    tensor: Tensor
     start: int
     stop: int
 
 
-def _span(tensor: Tensor) -> _Span:
-    size = tensor.element_size()
-    if tensor.is_meta:
-        space, start = tensor.untyped_storage()._cdata, int(tensor.storage_offset()) * size
-    else:
-        space, start = 0, tensor.data_ptr()
-    if tensor.numel() == 0:
-        return _Span(space, start, start)
-    return _Span(space, start, start + _extent(tensor, 0))
+def _place(name: str, tensor: Tensor) -> _Placed:
+    start = _start(tensor)
+    return _Placed(
+        name, tensor, start, start + (tensor.nbytes if tensor.is_contiguous() else _extent(tensor))
+    )
 
 
-def _extent(tensor: Tensor, first: int) -> int:
-    """Bytes from the first to past the last element over the dimensions ``first`` and later."""
-    steps = zip(tensor.shape[first:], tensor.stride()[first:], strict=True)
-    return (1 + sum((n - 1) * s for n, s in steps)) * tensor.element_size()
-
-
-def _disjoint_at(a: Tensor, b: Tensor, start_a: int, start_b: int, level: int) -> bool:
+def _disjoint_at(a: _Placed, b: _Placed, level: int) -> bool:
     """Whether a and b stay apart inside one period of their first ``level`` dimensions.
 
     Cut from one buffer, out and q interleave: their byte ranges cross while no byte is shared. All outer strides
@@ -260,72 +269,63 @@ def _disjoint_at(a: Tensor, b: Tensor, start_a: int, start_b: int, level: int) -
     """
     outer = [
         stride * t.element_size()
-        for t in (a, b)
+        for t in (a.tensor, b.tensor)
         for size, stride in zip(t.shape[:level], t.stride()[:level], strict=True)
         if size > 1
     ]
     period = math.gcd(*outer)
     if period == 0:
         return False
-    apart = (start_b - start_a) % period
-    return apart >= _extent(a, level) and apart + _extent(b, level) <= period
+    apart = (b.start - a.start) % period
+    return apart >= _extent(a.tensor, level) and apart + _extent(b.tensor, level) <= period
 
 
-def _share_bytes(a: Tensor, b: Tensor, span_a: _Span, span_b: _Span) -> bool:
-    if span_a.space != span_b.space or span_a.start >= span_b.stop or span_b.start >= span_a.stop:
+def _share_bytes(a: _Placed, b: _Placed) -> bool:
+    if a.start >= b.stop or b.start >= a.stop or a.start == a.stop or b.start == b.stop:
         return False
-    if span_a.start == span_a.stop or span_b.start == span_b.stop:
-        return False
-    levels = range(1, min(a.dim(), b.dim()))
-    return not any(_disjoint_at(a, b, span_a.start, span_b.start, level) for level in levels)
+    levels = range(1, min(a.tensor.dim(), b.tensor.dim()))
+    return not any(_disjoint_at(a, b, level) for level in levels)
 
 
-def _same_state(call: _Call) -> bool:
+def _same_state(a: _Placed, b: _Placed) -> bool:
     """final_state may be initial_state itself: each block of rows is read before the same rows are written."""
-    first, last = call.initial_state, call.final_state
-    return (
-        first is not None and last is not None and first.dtype == last.dtype and _span(first) == _span(last)
-    )
+    states = ("initial_state", "final_state")
+    return a.name in states and b.name in states and a.tensor.dtype == b.tensor.dtype and a[2:] == b[2:]
 
 
-def _check_alignment(name: str, tensor: Tensor, span: _Span) -> None:
-    if span.start % ROW_BYTES != 0 and span.start != span.stop and _vectorised(tensor):
-        _value_error(
-            name, f"a first element at address {span.start:#x}", f"an address divisible by {ROW_BYTES}"
-        )
+def _check_alignment(placed: _Placed) -> None:
+    if placed.start % ROW_BYTES and placed.start != placed.stop and _vectorised(placed.tensor):
+        got = f"a first element at address {placed.start % (1 << 64):#x}"
+        _value_error(placed.name, got, f"an address divisible by {ROW_BYTES}")
 
 
-def _check_aliasing(call: _Call, spans: dict[str, _Span]) -> None:
-    for written in ("out", "final_state"):
-        target = getattr(call, written)
-        if target is None:
-            continue
-        for name, tensor in _present(call):
-            if name == written or (
-                name == "initial_state" and written == "final_state" and _same_state(call)
-            ):
-                continue
-            if _share_bytes(target, tensor, spans[written], spans[name]):
-                _value_error(written, f"memory that {name} uses too", "memory of its own")
+def _check_alone(written: _Placed, others: list[_Placed]) -> None:
+    for other in others:
+        if other is not written and _share_bytes(written, other) and not _same_state(written, other):
+            _value_error(written.name, f"memory that {other.name} uses too", "memory of its own")
 
 
 def _check_addresses(call: _Call) -> None:
     tensors = _present(call)
-    if not all(_has_storage(tensor) for _, tensor in tensors):
+    if torch.compiler.is_compiling() or not all(_has_address(tensor) for _, tensor in tensors):
         return
-    if call.out.numel() > 0 and _overlaps_itself(call.out):
+    if not call.out.is_contiguous() and _overlaps_itself(call.out):
         _value_error(
             "out", f"strides {call.out.stride()}, which reach one element twice", "distinct elements"
         )
-    spans = {name: _span(tensor) for name, tensor in tensors}
-    for name, tensor in tensors:
-        _check_alignment(name, tensor, spans[name])
-    _check_aliasing(call, spans)
+    placed = [_place(name, tensor) for name, tensor in tensors]
+    for one in placed:
+        _check_alignment(one)
+    for one in placed:
+        if one.name in ("out", "final_state"):
+            _check_alone(one, placed)
 
 
 def _check_cu_seqlens_contents(cu_seqlens: Tensor | None, tokens: int) -> None:
     """Only on the CPU: reading a device tensor would make the host wait for the device."""
-    if cu_seqlens is None or cu_seqlens.device.type != "cpu" or not _has_storage(cu_seqlens):
+    if cu_seqlens is None or cu_seqlens.device.type != "cpu" or not _has_address(cu_seqlens):
+        return
+    if torch.compiler.is_compiling():
         return
     values = cu_seqlens.tolist()
     if values[0] != 0:
