@@ -1,0 +1,293 @@
+"""Facts about this install, for ``python -m flash_kda``: each probe is guarded, none needs a GPU or torch."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import _library, dispatch, fatbin
+from ._version import __version__
+from .dispatch import DeviceFacts, Facts, LibraryFacts, Refusal, Request
+
+SCHEMA = 1
+DISTRIBUTION = "flash-kda"
+IMPORT_NAME = "flash_kda"
+RIVALS = ("tokenspeed-flashkda",)  # known to install an import package of our name
+NO_TORCH = "no_torch"
+
+_KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU: torch's name of the device, the product, the compute capability."""
+
+    device: str
+    name: str
+    capability: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which backend ``auto`` runs on a device, and why the others do not."""
+
+    device: str
+    backend: str | None
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything ``python -m flash_kda --json`` prints, field by field."""
+
+    schema: int
+    version: str
+    python: str
+    location: str
+    build_record: dict[str, Any] | None
+    library: dict[str, Any]
+    torch: dict[str, Any]
+    driver: dict[str, str | None]
+    gpus: tuple[Gpu, ...]
+    choices: tuple[Choice, ...]
+    owners: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+def import_torch() -> tuple[Any, str | None]:
+    """torch, or None and why it did not import."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return None, f"{type(error).__name__}: {error}"
+    return torch, None
+
+
+def torch_facts(torch: Any, error: str | None) -> dict[str, Any]:
+    """Version of torch, the CUDA it was built with, where it lies, or the error of its import."""
+    if torch is None:
+        return {"version": None, "cuda": None, "location": None, "error": error}
+    location = str(Path(torch.__file__).parent)
+    return {
+        "version": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "location": location,
+        "error": None,
+    }
+
+
+def library_facts(torch: Any) -> dict[str, Any]:
+    """The compiled library: load status, what it says it holds, and what its bytes hold."""
+    path = _library.LIBRARY
+    facts: dict[str, Any] = {
+        "path": str(path),
+        "version": None,
+        "built": [],
+        "images": [],
+        "images_error": None,
+    }
+    try:
+        facts["images"] = [{"kind": i.kind, "target": i.target.name} for i in fatbin.images(path)]
+    except FileNotFoundError:
+        pass
+    except (OSError, fatbin.FatbinError) as error:
+        facts["images_error"] = str(error)
+    if torch is None:
+        return facts | {"code": NO_TORCH, "text": "not loaded: torch did not import"}
+    status = _library.load()
+    built = [choice.name for choice in _library.built_choices()]
+    return facts | {
+        "code": status.code,
+        "text": status.text,
+        "version": _library.library_version(),
+        "built": built,
+    }
+
+
+def _cuda_of_driver() -> str | None:
+    """Newest CUDA the driver runs, from the driver itself; needs no context and no GPU."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        version = ctypes.c_int()
+        if driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def driver_facts() -> dict[str, str | None]:
+    """Version of the NVIDIA kernel module and the newest CUDA the driver runs, None for what is not there."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        text = ""
+    match = _KERNEL_MODULE.search(text)
+    return {"version": match[1] if match else None, "cuda": _cuda_of_driver()}
+
+
+def torch_gpus(torch: Any) -> tuple[Gpu, ...]:
+    """GPUs torch can use."""
+    if torch is None or not torch.cuda.is_available():
+        return ()
+    found = []
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        found.append(Gpu(f"cuda:{index}", torch.cuda.get_device_name(index), f"{major}.{minor}"))
+    return tuple(found)
+
+
+def driver_gpus() -> tuple[str, ...]:
+    """GPUs nvidia-smi lists, as text; it does not honour CUDA_VISIBLE_DEVICES."""
+    command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
+
+
+def _choice(device: DeviceFacts, library: dict[str, Any]) -> Choice:
+    if library["code"] == NO_TORCH:
+        refusals = tuple(Refusal(name, NO_TORCH, "torch did not import") for name in dispatch.ORDER)
+        return Choice(device.name, None, refusals)
+    facts = Facts(device, LibraryFacts(library["code"], library["text"], _library.built_choices()))
+    decision = dispatch.decide(facts, Request())
+    return Choice(device.name, decision.backend, decision.refusals)
+
+
+def choices(gpus: tuple[Gpu, ...], library: dict[str, Any]) -> tuple[Choice, ...]:
+    """What ``auto`` runs on each GPU, or on the CPU when there is none, for a bf16 call with K = V = 128."""
+    devices = [DeviceFacts("cpu")]
+    if gpus:
+        devices = [DeviceFacts("cuda", int(gpu.device.split(":")[1]), _capability(gpu)) for gpu in gpus]
+    return tuple(_choice(device, library) for device in devices)
+
+
+def _capability(gpu: Gpu) -> tuple[int, int]:
+    major, minor = gpu.capability.split(".")
+    return int(major), int(minor)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def owners() -> tuple[str, ...]:
+    """Installed distributions that own the import name, or are known to take it."""
+    found = {_normal(name) for name in importlib.metadata.packages_distributions().get(IMPORT_NAME, [])}
+    for rival in RIVALS:
+        try:
+            importlib.metadata.distribution(rival)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found.add(rival)
+    return tuple(sorted(found))
+
+
+def other_copies(location: Path, path: list[str]) -> list[Path]:
+    """Other folders on ``path`` that hold a package of our name: what runs depends on their order."""
+    found = []
+    for entry in path:
+        candidate = Path(entry or ".").resolve() / IMPORT_NAME
+        if (candidate / "__init__.py").is_file() and candidate != location and candidate not in found:
+            found.append(candidate)
+    return found
+
+
+def name_problems(owned_by: tuple[str, ...], location: Path, path: list[str]) -> list[str]:
+    """What is wrong with who owns the import name."""
+    problems = []
+    foreign = [name for name in owned_by if name != DISTRIBUTION]
+    if foreign:
+        names = ", ".join(foreign)
+        problems.append(
+            f"another distribution installs the import name {IMPORT_NAME}: {names}. The one installed last overwrote "
+            f"the other's files. Keep one: pip uninstall {names} {DISTRIBUTION}, then install {DISTRIBUTION} again."
+        )
+    for copy in other_copies(location, path):
+        problems.append(
+            f"a second {IMPORT_NAME} is on the import path: {copy} (running: {location}). Run from another folder, or "
+            "remove one."
+        )
+    return problems
+
+
+def library_problems(library: dict[str, Any]) -> list[str]:
+    """What is wrong with the compiled library, by comparing what it says with what its bytes hold."""
+    problems = []
+    if library["images_error"]:
+        problems.append(f"the device images of the library cannot be read: {library['images_error']}")
+    if library["code"] == _library.LOADED:
+        says = {name.removesuffix("+PTX") for name in library["built"]}
+        holds = {image["target"] for image in library["images"] if image["kind"] == "elf"}
+        if says != holds and not library["images_error"]:
+            problems.append(
+                f"the library says it holds {sorted(says)} and holds {sorted(holds)}; rebuild it."
+            )
+        if library["version"] != __version__:
+            problems.append(
+                f"the library is of version {library['version']}, the package {__version__}; reinstall it."
+            )
+    elif library["code"] not in (_library.MISSING_FILE, NO_TORCH):
+        problems.append(library["text"])
+    return problems
+
+
+def device_problems(gpus: tuple[Gpu, ...], torch_info: dict[str, Any], made: tuple[Choice, ...]) -> list[str]:
+    """GPUs that are there and not used."""
+    problems = []
+    if torch_info["error"]:
+        problems.append(f"torch did not import ({torch_info['error']}); install torch >= 2.10.")
+    seen = () if gpus else driver_gpus()
+    if seen:
+        build = f"CUDA {torch_info['cuda']}" if torch_info["cuda"] else "a CPU build"
+        problems.append(
+            f"nvidia-smi lists {'; '.join(seen)}, and torch {torch_info['version']} ({build}) sees no GPU: install a CUDA "
+            "build of torch that the driver can run, or unset CUDA_VISIBLE_DEVICES."
+        )
+    for choice in made:
+        if choice.device.startswith("cuda") and choice.backend == dispatch.REFERENCE:
+            why = "; ".join(f"{refusal.backend}: {refusal.text}" for refusal in choice.refusals)
+            problems.append(f"{choice.device} is left to the slow reference backend. {why}")
+    return problems
+
+
+def collect() -> Report:
+    """Gathers everything. Never raises for what an install may lack."""
+    torch, error = import_torch()
+    torch_info = torch_facts(torch, error)
+    library = library_facts(torch)
+    gpus = torch_gpus(torch)
+    made = choices(gpus, library)
+    owned_by = owners()
+    problems = [
+        *name_problems(owned_by, _library.FOLDER, sys.path),
+        *library_problems(library),
+        *device_problems(gpus, torch_info, made),
+    ]
+    return Report(
+        schema=SCHEMA,
+        version=__version__,
+        python=platform.python_version(),
+        location=str(_library.FOLDER),
+        build_record=_library.build_record(),
+        library=library,
+        torch=torch_info,
+        driver=driver_facts(),
+        gpus=gpus,
+        choices=made,
+        owners=owned_by,
+        problems=tuple(problems),
+    )
