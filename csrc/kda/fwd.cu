@@ -21,6 +21,7 @@ constexpr int kDim = 128;  // K = V
 constexpr int kConsumerWarps = 4;
 constexpr int kWarp = 32;
 constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kNormEps = 1e-6f;
 
 // ---- shared memory ------------------------------------------------------------------------------
 // Tiles are [16 tokens][128 channels] bf16, 256 bytes a row, 16-byte pieces XOR-swizzled by the row so that ldmatrix
@@ -57,7 +58,7 @@ struct Smem {
 // Per architecture: the sm_120 family has 99 KB of shared memory a block, the others 227 KB.
 constexpr int kSmallSmem = 99 * 1024;
 constexpr int kProducers = 4;
-constexpr int kSlotsLarge = 8;
+constexpr int kSlotsLarge = 12;
 constexpr int kSlotsSmall = 4;
 using SmemLarge = Smem<kProducers, kSlotsLarge>;
 using SmemSmall = Smem<kProducers, kSlotsSmall>;
@@ -72,10 +73,48 @@ constexpr int kSlots = kSlotsLarge;
 #endif
 using SmemArch = Smem<kProducers, kSlots>;
 
+// A place in the ring of slots, and the parity of the barrier phase that belongs to this pass over it.
+struct RingPosition {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance(int n) {
+    slot += n;
+    if (slot >= kSlots) {
+      slot -= kSlots;
+      parity ^= 1;
+    }
+  }
+};
+static_assert(kProducers <= kSlots, "advance() wraps once");
+
 constexpr int kThreads = (kConsumerWarps + kProducers) * kWarp;
 
 // Byte offset of 16-byte piece `piece` of row `row` in a swizzled tile.
 __device__ __forceinline__ int tile_offset(int row, int piece) { return row * (kDim * 2) + ((piece ^ (row & 7)) << 4); }
+
+// Where this lane's row starts for ldmatrix.x4 over a [16][128] tile, for the two orders of its four 8x8 matrices:
+//   rows_first: (rows 0-7, left), (8-15, left), (0-7, right), (8-15, right)    A operand; B operand by .trans
+//   cols_first: (rows 0-7, left), (0-7, right), (8-15, left), (8-15, right)    B operand
+// Entry i is the offset of channel block i; block i + 4 lies 128 bytes further, since the swizzle moves only the low
+// three bits of the piece. Kept in registers: recomputing the XOR for each load costs as much as the loads.
+struct FragAddr {
+  uint32_t rows_first[4], cols_first[4];
+};
+
+__device__ __forceinline__ FragAddr make_frag_addr(int lane) {
+  const int low = (lane >> 3) & 1, high = lane >> 4;
+  FragAddr at;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    at.rows_first[i] = tile_offset((lane & 7) + 8 * low, 2 * i + high);
+    at.cols_first[i] = tile_offset((lane & 7) + 8 * high, 2 * i + low);
+  }
+  return at;
+}
+
+__device__ __forceinline__ uint32_t frag_addr(uint32_t tile, const uint32_t (&offset)[4], int block) {
+  return tile + offset[block & 3] + (block >> 2) * 128;
+}
 
 // Position of the decay of channel 8j + 2t + b: a consumer lane of class t = lane % 4 reads its 32 as eight float4.
 __device__ __forceinline__ int gam_index(int channel) {
@@ -132,37 +171,33 @@ __device__ __forceinline__ void load_tile(uint32_t dst, const uint8_t* src, int6
   }
 }
 
-// Sums 32 per-lane partials so that lane l ends with the total of entry l: 31 shuffles instead of 160. A template and
-// select(), because a loop over kHalf or "upper ? part[i] : part[i + kHalf]" makes indexed reads of local memory.
-template <int kHalf>
-__device__ __forceinline__ float reduce_scatter(float (&part)[kWarp], int lane) {
-  const bool upper = lane & kHalf;
+// Reciprocal norms of the 16 q rows and 16 k rows: the diagonals of q q^T and k k^T on the tensor cores, whose products
+// of bf16 are exact in fp32. An A fragment of a tile is at the same time the B fragment of its transpose.
+__device__ __forceinline__ void compute_norms(uint32_t tile, const uint32_t (&row_piece)[4], float (&squares)[2][4]) {
 #pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const float send = select(upper, part[i], part[i + kHalf]);
-    const float keep = select(upper, part[i + kHalf], part[i]);
-    part[i] = keep + __shfl_xor_sync(0xffffffffu, send, kHalf);
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) squares[n][i] = 0.0f;
+#pragma unroll
+  for (int kb = 0; kb < kDim / 16; ++kb) {
+    uint32_t a[4];
+    ldmatrix_x4(a, frag_addr(tile, row_piece, kb));
+    mma_bf16(squares[0], a, a[0], a[2]);
+    mma_bf16(squares[1], a, a[1], a[3]);
   }
-  if constexpr (kHalf > 1) return reduce_scatter<kHalf / 2>(part, lane);
-  return part[0];
 }
 
-// Reciprocal norms of the 16 q rows and 16 k rows; lane l owns channels 4l .. 4l+3.
-__device__ __forceinline__ void compute_norms(const Slot& slot, ProducerScratch& scratch, float scale, int lane) {
-  float part[kWarp];
-#pragma unroll
-  for (int t = 0; t < kChunk; ++t) {
-    const int off = tile_offset(t, lane >> 1) + (lane & 1) * 8;
-    const uint2 q = *reinterpret_cast<const uint2*>(slot.q + off);
-    const uint2 k = *reinterpret_cast<const uint2*>(slot.k + off);
-    part[t] = bf16_lo(q.x) * bf16_lo(q.x) + bf16_hi(q.x) * bf16_hi(q.x) + bf16_lo(q.y) * bf16_lo(q.y) +
-              bf16_hi(q.y) * bf16_hi(q.y);
-    part[t + kChunk] = bf16_lo(k.x) * bf16_lo(k.x) + bf16_hi(k.x) * bf16_hi(k.x) + bf16_lo(k.y) * bf16_lo(k.y) +
-                       bf16_hi(k.y) * bf16_hi(k.y);
-  }
-  const float inv = rsqrtf(reduce_scatter<kWarp / 2>(part, lane) + 1e-6f);
-  float* norm = reinterpret_cast<float*>(scratch.norm);
-  norm[2 * (lane & 15) + (lane >> 4)] = lane < kChunk ? inv * scale : inv;
+__device__ __forceinline__ void store_norms(const Slot& slot, ProducerScratch& scratch, float scale, const FragAddr& at, int lane) {
+  float q[2][4], k[2][4];
+  compute_norms(smem_addr(slot.q), at.rows_first, q);
+  compute_norms(smem_addr(slot.k), at.rows_first, k);
+  const int row = lane >> 2;
+  if ((lane & 3) != row >> 1) return;  // the lane that holds the diagonal of rows `row` and `row + 8`
+  const bool odd = row & 1;
+  const float q_top = odd ? q[0][1] : q[0][0], q_bottom = odd ? q[1][3] : q[1][2];
+  const float k_top = odd ? k[0][1] : k[0][0], k_bottom = odd ? k[1][3] : k[1][2];
+  scratch.norm[row] = make_float2(rsqrtf(q_top + kNormEps) * scale, rsqrtf(k_top + kNormEps));
+  scratch.norm[row + 8] = make_float2(rsqrtf(q_bottom + kNormEps) * scale, rsqrtf(k_bottom + kNormEps));
 }
 
 // Gate of one (head, four channels): log2 decay = bound * sigmoid(exp(A_log) * (g + dt_bias)).
@@ -235,18 +270,9 @@ __device__ __forceinline__ void scale_operands(Slot& slot, ProducerScratch& scra
   }
 }
 
-// Address of this lane's row for ldmatrix.x4 over a [16][128] tile.
-//   rows_first: matrices (rows 0-7, left), (8-15, left), (0-7, right), (8-15, right)    A operand, or B by .trans
-//   else:       matrices (rows 0-7, left), (0-7, right), (8-15, left), (8-15, right)    B operand
-__device__ __forceinline__ uint32_t frag_addr(uint32_t tile, int piece, bool rows_first, int lane) {
-  const int low = (lane >> 3) & 1, high = lane >> 4;
-  const int row = (lane & 7) + 8 * (rows_first ? low : high);
-  return tile + tile_offset(row, piece + (rows_first ? high : low));
-}
-
 // A and P of the chunk in accumulator layout, before masking.
-__device__ __forceinline__ void intra_products(const Slot& slot, const ProducerScratch& scratch, int lane, float (&A)[2][4],
-                                               float (&P)[2][4]) {
+__device__ __forceinline__ void intra_products(const Slot& slot, const ProducerScratch& scratch, const FragAddr& at,
+                                               float (&A)[2][4], float (&P)[2][4]) {
   const uint32_t kd = smem_addr(slot.k), qd = smem_addr(slot.q), ki = smem_addr(scratch.k_inv);
 #pragma unroll
   for (int n = 0; n < 2; ++n)
@@ -255,9 +281,9 @@ __device__ __forceinline__ void intra_products(const Slot& slot, const ProducerS
 #pragma unroll
   for (int kb = 0; kb < kDim / 16; ++kb) {
     uint32_t a_k[4], a_q[4], b[4];
-    ldmatrix_x4(b, frag_addr(ki, 2 * kb, false, lane));
-    ldmatrix_x4(a_k, frag_addr(kd, 2 * kb, true, lane));
-    ldmatrix_x4(a_q, frag_addr(qd, 2 * kb, true, lane));
+    ldmatrix_x4(b, frag_addr(ki, at.cols_first, kb));
+    ldmatrix_x4(a_k, frag_addr(kd, at.rows_first, kb));
+    ldmatrix_x4(a_q, frag_addr(qd, at.rows_first, kb));
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       mma_bf16(A[n], a_k, b[2 * n], b[2 * n + 1]);
@@ -348,7 +374,7 @@ __device__ __forceinline__ void finish_chunk(Slot& slot, const float (&A)[2][4],
 
 struct ProducerInput {
   const uint8_t *q, *k, *v, *g;  // first token of the sequence
-  const __nv_bfloat16* beta;
+  const uint16_t* beta;  // bf16 bits
   int64_t q_row, k_row, v_row, g_row;  // bytes between tokens
   int64_t beta_row;                    // elements between tokens
 };
@@ -360,7 +386,7 @@ __device__ __forceinline__ ProducerInput producer_input(const FwdParams& p, cons
   in.k = head_base(p.k, p.k_stride, w, head_qk);
   in.v = head_base(p.v, p.v_stride, w, w.head);
   in.g = head_base(p.g, p.g_stride, w, w.head);
-  in.beta = reinterpret_cast<const __nv_bfloat16*>(head_base(p.beta, p.beta_stride, w, w.head));
+  in.beta = reinterpret_cast<const uint16_t*>(head_base(p.beta, p.beta_stride, w, w.head));
   in.q_row = 2 * p.q_stride.token;
   in.k_row = 2 * p.k_stride.token;
   in.v_row = 2 * p.v_stride.token;
@@ -369,54 +395,63 @@ __device__ __forceinline__ ProducerInput producer_input(const FwdParams& p, cons
   return in;
 }
 
-// Starts the copies of one chunk; returns this lane's beta logit (lanes 0-15, token = lane).
-__device__ __forceinline__ float start_chunk(Slot& slot, const ProducerInput& in, int chunk, int length, int lane) {
+// Starts the copies of one chunk; returns this lane's beta logit (lanes 0-15, token = lane), still as raw bits: a
+// conversion here would wait for the load.
+__device__ __forceinline__ uint16_t start_chunk(Slot& slot, const ProducerInput& in, int chunk, int length, int lane) {
   const int64_t token = static_cast<int64_t>(chunk) * kChunk;
   const int valid = length - static_cast<int>(token);
   load_tile(smem_addr(slot.q), in.q + token * in.q_row, in.q_row, valid, lane);
   load_tile(smem_addr(slot.k), in.k + token * in.k_row, in.k_row, valid, lane);
   load_tile(smem_addr(slot.g), in.g + token * in.g_row, in.g_row, valid, lane);
   load_tile(smem_addr(slot.v), in.v + token * in.v_row, in.v_row, valid, lane);
-  return lane < kChunk && lane < valid ? __bfloat162float(in.beta[(token + lane) * in.beta_row]) : 0.0f;
+  return lane < kChunk && lane < valid ? in.beta[(token + lane) * in.beta_row] : uint16_t{0};
 }
 
+__device__ __forceinline__ void prepare_chunk(Slot& slot, ProducerScratch& scratch, const Gate& gate, float scale,
+                                              const FragAddr& at, uint16_t beta_bits, int valid, int lane) {
+  store_norms(slot, scratch, scale, at, lane);
+  float G[kChunk][4];
+  cumulative_gate(slot, gate, valid, lane, G);
+  __syncwarp();  // norms
+  scale_operands(slot, scratch, G, lane);
+  __syncwarp();  // operands
+  float A[2][4], P[2][4];
+  intra_products(slot, scratch, at, A, P);
+  const float logit = bf16_lo(beta_bits);
+  finish_chunk(slot, A, P, lane < valid ? sigmoid_neg_log2(-kLog2e * logit) : 0.0f, lane);
+}
+
+// Producer `warp` prepares chunks warp, warp + kProducers, ... With enough slots it starts the copies of its next chunk
+// before it works on this one; with fewer the next chunk may need this chunk's slot.
 __device__ __forceinline__ void produce(const FwdParams& p, const Work& w, SmemArch& smem, int warp, int lane) {
-  constexpr bool kPrefetch = kSlots >= 2 * kProducers;  // with fewer slots the next chunk's slot may be this chunk's
+  constexpr bool kPrefetch = kSlots >= 2 * kProducers;
   const int chunks = (w.length + kChunk - 1) / kChunk;
   const ProducerInput in = producer_input(p, w);
   const Gate gate = make_gate(p, w.head, lane);
-  ProducerScratch& scratch = smem.scratch[warp];
+  const FragAddr at = make_frag_addr(lane);
 
+  RingPosition pos;
+  pos.advance(warp);
+  RingPosition load_pos = pos;
   auto start = [&](int chunk) {
-    const int use = chunk / kSlots, s = chunk % kSlots;
-    mbarrier_wait(smem_addr(&smem.empty[s]), (use & 1) ^ 1);
-    return start_chunk(smem.slot[s], in, chunk, w.length, lane);
+    mbarrier_wait(smem_addr(&smem.empty[load_pos.slot]), load_pos.parity ^ 1);
+    const uint16_t beta = start_chunk(smem.slot[load_pos.slot], in, chunk, w.length, lane);
+    load_pos.advance(kProducers);
+    return beta;
   };
-  float logit_next = 0.0f;
-  if (kPrefetch && warp < chunks) logit_next = start(warp);
+  uint16_t beta_next = 0;
+  if (kPrefetch && warp < chunks) beta_next = start(warp);
   cp_async_commit();
-
   for (int chunk = warp; chunk < chunks; chunk += kProducers) {
-    float logit = logit_next;
-    if (!kPrefetch) logit = start(chunk);
-    if (kPrefetch && chunk + kProducers < chunks) logit_next = start(chunk + kProducers);
+    uint16_t beta = beta_next;
+    if (!kPrefetch) beta = start(chunk);
+    if (kPrefetch && chunk + kProducers < chunks) beta_next = start(chunk + kProducers);
     cp_async_commit();
     cp_async_wait<kPrefetch ? 1 : 0>();
     __syncwarp();
-
-    Slot& slot = smem.slot[chunk % kSlots];
-    const int valid = w.length - chunk * kChunk;
-    compute_norms(slot, scratch, p.scale, lane);
-    float G[kChunk][4];
-    cumulative_gate(slot, gate, valid, lane, G);
-    __syncwarp();  // norms
-    scale_operands(slot, scratch, G, lane);
-    __syncwarp();  // operands
-    float A[2][4], P[2][4];
-    intra_products(slot, scratch, lane, A, P);
-    const float beta = lane < valid ? sigmoid_neg_log2(-kLog2e * logit) : 0.0f;
-    finish_chunk(slot, A, P, beta, lane);
-    mbarrier_arrive(smem_addr(&smem.full[chunk % kSlots]));
+    prepare_chunk(smem.slot[pos.slot], smem.scratch[warp], gate, p.scale, at, beta, w.length - chunk * kChunk, lane);
+    mbarrier_arrive(smem_addr(&smem.full[pos.slot]));
+    pos.advance(kProducers);
   }
 }
 
@@ -425,6 +460,23 @@ __device__ __forceinline__ void produce(const FwdParams& p, const Work& w, SmemA
 // 8j + 2(lane%4), +1.
 constexpr int kTilesM = kDim / kConsumerWarps / 16;
 constexpr int kTilesN = kDim / 8;
+static_assert(kTilesM * 2 == 4, "write_output stores four 16-byte pieces of each row a warp");
+
+struct ConsumerAddr {
+  FragAddr frag;
+  uint32_t v[kTilesM];  // this warp's columns of the v tile, as ldmatrix / stmatrix rows
+  uint32_t out;         // this lane's 16-byte piece of row lane/4, in the same columns
+};
+
+__device__ __forceinline__ ConsumerAddr make_consumer_addr(int warp, int lane) {
+  ConsumerAddr at;
+  at.frag = make_frag_addr(lane);
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m)
+    at.v[m] = tile_offset((lane & 7) + 8 * (lane >> 4), (warp * kTilesM + m) * 2 + ((lane >> 3) & 1));
+  at.out = tile_offset(lane >> 2, warp * kTilesM * 2 + (lane & 3));
+  return at;
+}
 
 __device__ __forceinline__ float2 load_pair(const float* p) { return *reinterpret_cast<const float2*>(p); }
 __device__ __forceinline__ float2 load_pair(const __nv_bfloat16* p) {
@@ -485,10 +537,10 @@ __device__ __forceinline__ void to_operand(uint32_t (&a)[4], const float (&left)
 }
 
 // acc[v][token] += S tile^T over one block of 16 channels.
-__device__ __forceinline__ void state_product(uint32_t tile, int kb, const uint32_t (&S)[kTilesM][4], int lane,
+__device__ __forceinline__ void state_product(uint32_t tile, int kb, const uint32_t (&S)[kTilesM][4], const FragAddr& at,
                                               float (&acc)[kTilesM][2][4]) {
   uint32_t b[4];
-  ldmatrix_x4(b, frag_addr(tile, 2 * kb, false, lane));
+  ldmatrix_x4(b, frag_addr(tile, at.cols_first, kb));
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m)
 #pragma unroll
@@ -496,14 +548,14 @@ __device__ __forceinline__ void state_product(uint32_t tile, int kb, const uint3
 }
 
 // R = beta (V - Kd S^T), in fp32.
-__device__ __forceinline__ void residual(const Slot& slot, int warp, int lane, float (&acc)[kTilesM][2][4]) {
+__device__ __forceinline__ void residual(const Slot& slot, const ConsumerAddr& at, int lane, float (&acc)[kTilesM][2][4]) {
   const int pair = lane & 3;
   const float2 beta[2] = {*reinterpret_cast<const float2*>(slot.beta + 2 * pair),
                           *reinterpret_cast<const float2*>(slot.beta + 8 + 2 * pair)};
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m) {
     uint32_t v[4];
-    ldmatrix_x4_trans(v, frag_addr(smem_addr(slot.v), (warp * kTilesM + m) * 2, false, lane));
+    ldmatrix_x4_trans(v, smem_addr(slot.v) + at.v[m]);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -516,14 +568,14 @@ __device__ __forceinline__ void residual(const Slot& slot, int warp, int lane, f
 }
 
 // S = S gam + U^T Kt.
-__device__ __forceinline__ void update_state(const Slot& slot, const uint32_t (&u)[kTilesM][4], int lane,
+__device__ __forceinline__ void update_state(const Slot& slot, const uint32_t (&u)[kTilesM][4], const ConsumerAddr& at, int lane,
                                              float (&S)[kTilesM][kTilesN][4]) {
   const float4* gam = reinterpret_cast<const float4*>(slot.gam + (lane & 3) * kGamGroup);
 #pragma unroll
   for (int jp = 0; jp < kTilesN / 2; ++jp) {
     const float4 decay = gam[jp];
     uint32_t b[4];
-    ldmatrix_x4_trans(b, frag_addr(smem_addr(slot.g), 2 * jp, true, lane));
+    ldmatrix_x4_trans(b, frag_addr(smem_addr(slot.g), at.frag.rows_first, jp));
 #pragma unroll
     for (int m = 0; m < kTilesM; ++m)
 #pragma unroll
@@ -539,27 +591,27 @@ __device__ __forceinline__ void update_state(const Slot& slot, const uint32_t (&
   }
 }
 
-// Output tile through this warp's own columns of the v tile, then 16-byte stores.
-__device__ __forceinline__ void write_output(Slot& slot, const float (&o)[kTilesM][2][4], uint8_t* dst, int64_t row_bytes,
-                                             int valid, int warp, int lane) {
-  constexpr int kPieces = kTilesM * 2;  // 16-byte pieces of this warp in a row
+// Output tile through this warp's own columns of the v tile, then 16-byte stores: a lane stores one piece of rows
+// lane/4 and lane/4 + 8.
+__device__ __forceinline__ void write_output(Slot& slot, const float (&o)[kTilesM][2][4], const ConsumerAddr& at, uint8_t* dst,
+                                             int64_t row_bytes, int valid, int lane) {
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m) {
     uint32_t r[4];
     to_operand(r, o[m][0], o[m][1]);
-    stmatrix_x4_trans(frag_addr(smem_addr(slot.v), (warp * kTilesM + m) * 2, false, lane), r);
+    stmatrix_x4_trans(smem_addr(slot.v) + at.v[m], r);
   }
   __syncwarp();
+  const int row = lane >> 2;
 #pragma unroll
-  for (int i = 0; i < kChunk * kPieces / kWarp; ++i) {
-    const int row = (i * kWarp + lane) / kPieces, piece = warp * kPieces + lane % kPieces;
-    const uint4 x = *reinterpret_cast<const uint4*>(slot.v + tile_offset(row, piece));
-    if (row < valid) *reinterpret_cast<uint4*>(dst + row * row_bytes + piece * 16) = x;
+  for (int half = 0; half < 2; ++half) {
+    const uint4 x = *reinterpret_cast<const uint4*>(slot.v + at.out + half * 8 * kDim * 2);
+    if (row + half * 8 < valid) *reinterpret_cast<uint4*>(dst + half * 8 * row_bytes) = x;
   }
 }
 
-__device__ __forceinline__ void consume_chunk(Slot& slot, float (&S)[kTilesM][kTilesN][4], uint8_t* dst, int64_t row_bytes,
-                                              int valid, int warp, int lane) {
+__device__ __forceinline__ void consume_chunk(Slot& slot, float (&S)[kTilesM][kTilesN][4], const ConsumerAddr& at, uint8_t* dst,
+                                              int64_t row_bytes, int valid, int lane) {
   // The second half of Qd S^T waits in registers (its operand, 32 of them) to run while R and U are formed; holding all
   // of S in bf16 instead would spill.
   constexpr int kBlocks = kDim / 16, kHeld = kBlocks / 2;
@@ -573,10 +625,10 @@ __device__ __forceinline__ void consume_chunk(Slot& slot, float (&S)[kTilesM][kT
     uint32_t(&s16)[kTilesM][4] = held[kb % kHeld];
 #pragma unroll
     for (int m = 0; m < kTilesM; ++m) to_operand(s16[m], S[m][2 * kb], S[m][2 * kb + 1]);
-    state_product(kd, kb, s16, lane, r);
-    if (kb < kHeld) state_product(qd, kb, s16, lane, o);
+    state_product(kd, kb, s16, at.frag, r);
+    if (kb < kHeld) state_product(qd, kb, s16, at.frag, o);
   }
-  residual(slot, warp, lane, r);
+  residual(slot, at, lane, r);
   const uint4 fa = slot.frag_a[lane];
   const uint2 fb = slot.frag_b[lane];
   uint32_t u[kTilesM][4];
@@ -587,21 +639,22 @@ __device__ __forceinline__ void consume_chunk(Slot& slot, float (&S)[kTilesM][kT
     mma_bf16(r[m][1], u[m], fa.y, fa.z);
   }
 #pragma unroll
-  for (int kb = kHeld; kb < kBlocks; ++kb) state_product(qd, kb, held[kb % kHeld], lane, o);
+  for (int kb = kHeld; kb < kBlocks; ++kb) state_product(qd, kb, held[kb % kHeld], at.frag, o);
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m) {
     to_operand(u[m], r[m][0], r[m][1]);
     mma_bf16(o[m][0], u[m], fa.w, 0u);
     mma_bf16(o[m][1], u[m], fb.x, fb.y);
   }
-  update_state(slot, u, lane, S);
-  write_output(slot, o, dst, row_bytes, valid, warp, lane);
+  update_state(slot, u, at, lane, S);
+  write_output(slot, o, at, dst, row_bytes, valid, lane);
 }
 
 __device__ __forceinline__ void consume(const FwdParams& p, const Work& w, SmemArch& smem, int warp, int lane) {
-  const int chunks = (w.length + kChunk - 1) / kChunk;
   const int64_t row_bytes = 2 * p.out_stride.token;
-  uint8_t* dst = const_cast<uint8_t*>(head_base(p.out, p.out_stride, w, w.head));
+  const ConsumerAddr at = make_consumer_addr(warp, lane);
+  uint8_t* dst = const_cast<uint8_t*>(head_base(p.out, p.out_stride, w, w.head)) + (lane >> 2) * row_bytes +
+                 (warp * kTilesM * 2 + (lane & 3)) * 16;
   float S[kTilesM][kTilesN][4];
   const int64_t state_at = state_offset(w, warp, lane);
   if (p.initial_state == nullptr)
@@ -610,13 +663,16 @@ __device__ __forceinline__ void consume(const FwdParams& p, const Work& w, SmemA
     load_state_as<__nv_bfloat16>(p.initial_state, state_at, S);
   else
     load_state_as<float>(p.initial_state, state_at, S);
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    const int s = chunk % kSlots;
-    mbarrier_wait(smem_addr(&smem.full[s]), (chunk / kSlots) & 1);
-    consume_chunk(smem.slot[s], S, dst, row_bytes, w.length - chunk * kChunk, warp, lane);
+
+  RingPosition pos;
+  for (int left = w.length; left > 0; left -= kChunk) {
+    mbarrier_wait(smem_addr(&smem.full[pos.slot]), pos.parity);
+    consume_chunk(smem.slot[pos.slot], S, at, dst, row_bytes, left, lane);
+    mbarrier_arrive(smem_addr(&smem.empty[pos.slot]));
     dst += kChunk * row_bytes;
-    mbarrier_arrive(smem_addr(&smem.empty[s]));
+    pos.advance(1);
   }
+
   if (p.final_state == nullptr) return;
   if (p.final_is_bf16)
     store_state_as<__nv_bfloat16>(p.final_state, state_at, S);
