@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 
 class CiError(Exception):
@@ -15,9 +15,14 @@ class CiError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: str, details: Mapping[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.details = dict(details or {})
+
     def as_dict(self) -> dict[str, object]:
-        """The error as plain data, for ``--json``."""
-        return {"error": type(self).__name__, "exit_code": self.exit_code, "message": str(self)}
+        """The error as plain data, for ``--json``: its class, exit code, message and details."""
+        base = {"ok": False, "error": type(self).__name__, "exit_code": self.exit_code, "message": str(self)}
+        return {**base, **self.details}
 
 
 class ConfigError(CiError):

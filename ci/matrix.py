@@ -72,7 +72,9 @@ class Matrix:
         """Targets that toolkit emits; ConfigError naming the toolkits on record."""
         if toolkit not in self.emits:
             known = ", ".join(self.emits)
-            raise ConfigError(f"CUDA {toolkit!r}: what its nvcc emits is not on record in ci/matrix.toml; it has {known}.")
+            raise ConfigError(
+                f"CUDA {toolkit!r}: what its nvcc emits is not on record in ci/matrix.toml; it has {known}."
+            )
         return self.emits[toolkit]
 
 
@@ -193,7 +195,9 @@ def _read_row(reader: _Reader, emits: Mapping[str, frozenset[arch.Target]]) -> C
         if target not in supported:
             raise reader.fail("archs", f"targets with kernels ({_names(supported)})", target.name)
         if target not in emits[toolkit]:
-            raise reader.fail("archs", f"targets CUDA {toolkit} emits ({_names(emits[toolkit])})", target.name)
+            raise reader.fail(
+                "archs", f"targets CUDA {toolkit} emits ({_names(emits[toolkit])})", target.name
+            )
     return CudaRow(label, toolkit, tuple(target.name for target in sorted(targets)))
 
 
@@ -205,7 +209,9 @@ def _read_archs(top: _Reader, rows: tuple[CudaRow, ...]) -> dict[str, ArchInfo]:
     table = _Reader(f"{top.where}: arch", top.take("arch")).left
     supported = [row.target.name for row in arch.KERNEL_TARGETS]
     if sorted(table) != sorted(supported):
-        raise top.fail("arch", f"one table for each target with kernels ({' '.join(supported)})", " ".join(table))
+        raise top.fail(
+            "arch", f"one table for each target with kernels ({' '.join(supported)})", " ".join(table)
+        )
     built = {name for row in rows for name in row.archs}
     infos = {}
     for name in supported:
@@ -230,4 +236,6 @@ def _check_floors(where: str, matrix: Matrix) -> None:
             raise ConfigError(f"{where}: test.python: {python} is older than project.python_tag allows.")
     for torch in (*matrix.test_torch, matrix.project.torch_build):
         if _version(torch)[:2] < target:
-            raise ConfigError(f"{where}: torch {torch} is older than project.torch_target {matrix.project.torch_target}.")
+            raise ConfigError(
+                f"{where}: torch {torch} is older than project.torch_target {matrix.project.torch_target}."
+            )

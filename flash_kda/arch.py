@@ -8,7 +8,7 @@ the architectures that have kernels.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 ENV = "FLASH_KDA_CUDA_ARCHS"
@@ -117,7 +117,8 @@ class ProbeError(RuntimeError):
 
 Emit = Callable[[Target], bool]
 Devices = Callable[[], Sequence[Capability]]
-CompileCheck = Callable[[Choice], "str | None"]
+# Compiles an empty kernel for the choices; returns what the compiler said for those that failed.
+CompileCheck = Callable[[Sequence[Choice]], Mapping[Choice, str]]
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,7 @@ def resolve(
     `value` is ``FLASH_KDA_CUDA_ARCHS`` (None when unset, meaning ``auto``); `emit` says whether the nvcc that
     will be used can emit a target (it may raise ProbeError); `devices` lists the visible GPUs' capabilities;
     `strict` turns a target dropped from ``all`` into an error; `compiler` names nvcc in messages;
-    `compile_check` compiles an empty kernel for a choice and returns None or what the compiler said.
+    `compile_check` compiles an empty kernel for the choices and returns what the compiler said of failed ones.
 
     Raises ArchSelectionError, with every reason at once, before anything is compiled.
     """
@@ -337,8 +338,10 @@ def _resolve_list(request: _Request) -> Resolution:
     unknown = [choice.target for choice in choices if choice.target not in known]
     problems += [Problem(t.name, "unknown", _unknown_reason(t, request.table)) for t in unknown]
     # A value that is wrong in itself is refused without starting nvcc, which may be slow or absent.
-    if not any(problem.code in _NVCC_NOT_ASKED for problem in problems):
-        old = [choice.target for choice in choices if choice.target in known and not request.emit(choice.target)]
+    if not any(problem.code in VALUE_CODES for problem in problems):
+        old = [
+            choice.target for choice in choices if choice.target in known and not request.emit(choice.target)
+        ]
         problems += [Problem(t.name, "not_emittable", _not_emittable_reason(request, t)) for t in old]
     if problems:
         raise _error(request, problems)
@@ -346,21 +349,16 @@ def _resolve_list(request: _Request) -> Resolution:
 
 
 def _check_compiles(request: _Request, resolution: Resolution, check: CompileCheck | None) -> None:
-    if check is None:
-        return
-    problems = []
-    for choice in resolution.choices:
-        said = check(choice)
-        if said is not None:
-            text = f"{request.compiler} accepts it but cannot compile an empty kernel: {said}"
-            problems.append(Problem(choice.name, "compile_failed", text))
-    if problems:
-        raise _error(request, problems)
+    failed = check(resolution.choices) if check is not None else {}
+    if failed:
+        text = f"{request.compiler} accepts it but cannot compile an empty kernel: "
+        raise _error(request, [Problem(c.name, "compile_failed", text + said) for c, said in failed.items()])
 
 
 # ---- messages ----------------------------------------------------------------------------------------------
 
-_NVCC_NOT_ASKED = frozenset({"blank", "syntax", "ptx"})
+# Problems of the value itself, whatever the nvcc is.
+VALUE_CODES = frozenset({"blank", "syntax", "ptx"})
 _FIRST_A, _FIRST_F = (9, 0), (10, 0)
 # CUDA 13.0 renamed 10.1 (Thor) to 11.0; nvcc 12.9 still takes the old name.
 _RENAMED = {(10, 1): (11, 0)}
@@ -385,9 +383,9 @@ def _unknown_reason(target: Target, table: tuple[KernelTarget, ...]) -> str:
 
 def _not_emittable_reason(request: _Request, target: Target) -> str:
     wider = [
-        row.target.name
-        for row in request.table
-        if row.target.suffix == "f" and row.target != target and runs(row.target, target.cc) and request.emit(row.target)
+        family.name
+        for family in sorted(request.rows())
+        if family.suffix == "f" and family != target and runs(family, target.cc) and request.emit(family)
     ]
     hint = f" (or use {wider[-1]})" if wider else ""
     return f"flash_kda has kernels for it, but {request.too_old(target)}{hint}."
@@ -401,7 +399,7 @@ def _supported_line(table: tuple[KernelTarget, ...]) -> str:
 
 
 def _emit_line(request: _Request, problems: Sequence[Problem]) -> str:
-    if any(problem.code in _NVCC_NOT_ASKED for problem in problems):
+    if any(problem.code in VALUE_CODES for problem in problems):
         return f"{request.compiler} was not asked: the value itself is wrong."
     try:
         names = [row.target.name for row in request.table if request.emit(row.target)]

@@ -7,7 +7,6 @@ No root, no container and no CUDA on the machine: every file's hash is in the lo
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +14,18 @@ from pathlib import Path
 
 from ci import cache
 from ci.errors import ToolchainError
+from ci.nvcc import tool_version
 from ci.process import run
 
 FOLDER = Path(__file__).parent
 _UPDATE = "python -m ci.toolchain update"
 # The installed programs that say their version, and the package that brings each.
-_PROGRAMS = {"nvcc": "nvidia-cuda-nvcc", "ptxas": "nvidia-cuda-nvcc"}
-_READERS = {"cuobjdump": "nvidia-cuda-cuobjdump", "nvdisasm": "nvidia-cuda-nvdisasm"}
+_PROGRAMS = {
+    "nvcc": "nvidia-cuda-nvcc",
+    "ptxas": "nvidia-cuda-nvcc",
+    "cuobjdump": "nvidia-cuda-cuobjdump",
+    "nvdisasm": "nvidia-cuda-nvdisasm",
+}
 _LINE = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[0-9.]+)(?P<hashes>(\s+--hash=sha256:[0-9a-f]{64})+)")
 
 
@@ -59,7 +63,9 @@ def _pins(path: Path) -> Iterator[Pin]:
             continue
         match = _LINE.fullmatch(line.strip())
         if match is None:
-            raise ToolchainError(f"{path}: expected 'name==version --hash=sha256:...', got {line!r}.\nNext: {_UPDATE}")
+            raise ToolchainError(
+                f"{path}: expected 'name==version --hash=sha256:...', got {line!r}.\nNext: {_UPDATE}"
+            )
         hashes = tuple(re.findall(r"sha256:([0-9a-f]{64})", match["hashes"]))
         yield Pin(match["name"], match["version"], hashes)
 
@@ -74,7 +80,9 @@ def cuda_home(installed: Path) -> Path:
     """The ``CUDA_HOME`` inside an installed toolchain folder."""
     homes = sorted(installed.glob("nvidia/cu*/bin/nvcc"))
     if len(homes) != 1:
-        raise ToolchainError(f"{installed}: expected one nvidia/cu*/bin/nvcc, found {len(homes)}.\nNext: rm -r {installed}")
+        raise ToolchainError(
+            f"{installed}: expected one nvidia/cu*/bin/nvcc, found {len(homes)}.\nNext: rm -r {installed}"
+        )
     return homes[0].parent.parent
 
 
@@ -123,22 +131,10 @@ def _hash_error(lock: Path, output: str) -> ToolchainError | None:
 def verify(home: Path, toolkit: str, pins: tuple[Pin, ...]) -> None:
     """Run each program of the toolkit; ToolchainError when one does not start or is not the locked version."""
     versions = {pin.name: pin.version for pin in pins}
-    for program, package in {**_PROGRAMS, **_READERS}.items():
-        got = program_version(home / "bin" / program)
+    for program, package in _PROGRAMS.items():
+        got = tool_version(home / "bin" / program)
         if got != versions.get(package):
             raise ToolchainError(
                 f"{home / 'bin' / program}: expected version {versions.get(package)} ({package} in the lock), got {got}.\n"
                 f"Next: rm -r {home.parent.parent} && python -m ci.toolchain ensure {toolkit}"
             )
-
-
-def program_version(program: Path) -> str:
-    """The ``V13.0.88`` a CUDA program prints, without the V; ToolchainError when it does not run."""
-    try:
-        done = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise ToolchainError(f"{program} does not start: {error}\nNext: python -m ci.toolchain ensure") from error
-    match = re.search(r"\bV([0-9]+(?:\.[0-9]+)+)", done.stdout)
-    if done.returncode != 0 or match is None:
-        raise ToolchainError(f"{program} --version: expected a line with V<version>, got {done.stdout + done.stderr!r}")
-    return match[1]

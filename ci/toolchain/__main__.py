@@ -13,7 +13,10 @@ from ci.toolchain.update import update
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m ci.toolchain", description=toolchain.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("ensure", "install it and print CUDA_HOME"), ("path", "print where it is or would be")):
+    for name, text in (
+        ("ensure", "install it and print CUDA_HOME"),
+        ("path", "print where it is or would be"),
+    ):
         one = commands.add_parser(name, help=text)
         one.add_argument("toolkit", help="a CUDA version such as 13.0, or a row's label such as cu130")
     many = commands.add_parser("update", help="write the locks anew")

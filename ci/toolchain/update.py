@@ -36,7 +36,9 @@ class Recipe:
 def recipe() -> Recipe:
     """Read ``packages.toml``."""
     table = read_toml(FOLDER / "packages.toml")
-    return Recipe(tuple(table["compile"]), tuple(table["read"]), table["read_toolkit"], tuple(table["platforms"]))
+    return Recipe(
+        tuple(table["compile"]), tuple(table["read"]), table["read_toolkit"], tuple(table["platforms"])
+    )
 
 
 def update(toolkits: Sequence[str] | None = None, folder: Path = FOLDER) -> list[Path]:

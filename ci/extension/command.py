@@ -1,0 +1,136 @@
+"""The ``build_ext`` of this project.
+
+Not a subclass of torch's BuildExtension, for four reasons seen with torch 2.13: it refuses an nvcc whose CUDA major
+version differs from torch's (the stable ABI does not care), its ninja file passes absolute paths and sysconfig's
+flags, it links torch_python and c10, and it needs a torch that can be imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension
+from setuptools.command.build_ext import build_ext
+
+from ci import matrix, resources
+from ci.archs import arch
+from ci.errors import BuildError, CiError, ToolchainError
+from ci.extension import flags, ninja_file, record, toolset
+from ci.nvcc import clean_environment
+from ci.selection import precheck, select, selection_error
+
+EXPORTS = "csrc/exports.map"
+_LOCAL_NAMES = re.compile(rb"_INTERNAL_[0-9a-f]+|_GLOBAL__N__[0-9a-f]+")
+
+
+def choose(tools: toolset.Toolset) -> arch.Resolution:
+    """Architectures for this environment and nvcc; ConfigError or ToolchainError."""
+    try:
+        return select(os.environ, tools.nvcc)
+    except arch.ArchSelectionError as error:
+        raise selection_error(error) from error
+    except arch.ProbeError as error:
+        raise ToolchainError(f"{error}\nNext: install g++, or set CUDA_HOME to a working toolkit") from error
+
+
+def check_value() -> None:
+    """Refuse a FLASH_KDA_CUDA_ARCHS that no nvcc could serve, before any tool is looked for."""
+    try:
+        precheck(os.environ.get(arch.ENV))
+    except arch.ArchSelectionError as error:
+        raise selection_error(error) from error
+
+
+def local_names(keep: Path) -> list[str]:
+    """Names in the PTX below `keep` that hold a hash of the source's folder (static or anonymous-namespace code)."""
+    found: set[str] = set()
+    for path in keep.rglob("*.ptx"):
+        if _LOCAL_NAMES.search(path.read_bytes()):
+            found.add(path.parent.name.removesuffix(".o.keep"))
+    return sorted(found)
+
+
+class BuildKda(build_ext):
+    """Compiles the sources with g++ and nvcc, links with g++, writes the build record beside the library."""
+
+    def run(self) -> None:
+        """Build; a failure of ours ends the build with its message instead of a traceback."""
+        try:
+            check_value()
+            super().run()
+        except CiError as error:
+            raise SystemExit(f"\n{type(error).__name__}: {error}") from error
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build one extension (there is one)."""
+        root = Path.cwd()
+        tools = toolset.find()
+        chosen = choose(tools)
+        target = Path(self.get_ext_fullpath(ext.name))
+        project = matrix.load().project
+        version = self.distribution.get_version()
+        choices = chosen.choices
+        ext.extra_compile_args = {  # the shape torch's CUDAExtension gives it
+            "cxx": flags.cxx_flags(tools, root, version, project.torch_target, chosen.names),
+            "nvcc": flags.nvcc_flags(tools, root, choices),
+        }
+        ext.extra_link_args = flags.link_flags(tools, Path(EXPORTS))
+        self._compile(ext, tools, chosen, target)
+        words = {**ext.extra_compile_args, "link": ext.extra_link_args}
+        shown = {name: flags.portable(value, tools, root) for name, value in words.items()}
+        abi = {"torch_target": project.torch_target, "python_tag": project.python_tag}
+        made = record.make(root, version, tools, chosen.names, shown, abi)
+        record.write(target.with_name("build_record.json"), made)
+
+    def _compile(self, ext: Extension, tools: toolset.Toolset, chosen: arch.Resolution, target: Path) -> None:
+        cuda_sources = sum(source.endswith(".cu") for source in ext.sources)
+        plan = resources.plan_jobs(resources.this_machine(), len(chosen.choices), cuda_sources, os.environ)
+        for notice in chosen.notices + plan.notices:
+            print(f"flash_kda: note: {notice}", file=sys.stderr)
+        print(
+            f"flash_kda: {tools.nvcc.label}, {' '.join(chosen.names)}: {plan.jobs} files x {plan.threads} at once"
+        )
+        folder = Path(self.build_temp, "flash_kda")
+        folder.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        arguments = ext.extra_compile_args
+        commands = ninja_file.Commands(arguments["cxx"], arguments["nvcc"], ext.extra_link_args, plan.threads)
+        text = ninja_file.write(tools, commands, ext.sources, folder.as_posix(), target.as_posix(), EXPORTS)
+        script = folder / "build.ninja"
+        script.write_text(text, encoding="utf-8")
+        run_ninja(tools.ninja, script, plan.jobs)
+        refuse_local_names(folder)
+
+    def copy_extensions_to_source(self) -> None:
+        """For an editable install: the record goes where the library goes."""
+        super().copy_extensions_to_source()
+        for ext in self.extensions:
+            built = Path(self.build_lib, self.get_ext_filename(self.get_ext_fullname(ext.name)))
+            self.copy_file(str(built.with_name("build_record.json")), str(Path(*ext.name.split(".")[:-1])))
+
+
+def run_ninja(ninja: Path, script: Path, jobs: int) -> None:
+    """Run the ninja file; BuildError when a compiler or the linker fails (its words are already on the screen)."""
+    command = [str(ninja), "-f", str(script), "-j", str(jobs), "-v"]
+    sys.stdout.flush()
+    done = subprocess.run(command, check=False, env=clean_environment())
+    if done.returncode != 0:
+        raise BuildError(
+            f"compiling failed: expected ninja to exit with 0, got {done.returncode}; the first FAILED above says why.\n"
+            f"Next: {' '.join(command)}"
+        )
+
+
+def refuse_local_names(folder: Path) -> None:
+    """BuildError when device code has names that depend on the source's folder: two builds would differ."""
+    sources = local_names(folder)
+    if sources:
+        raise BuildError(
+            f"{', '.join(sources)}: device code with internal linkage; its names hold a hash of the folder it was "
+            "compiled in, so the library would differ from folder to folder.\n"
+            "Next: take 'static' and anonymous namespaces off kernels and __device__ variables"
+        )

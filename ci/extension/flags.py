@@ -1,0 +1,115 @@
+"""Compiler and linker arguments, the same for every folder, Python and job count they are used from.
+
+Nothing is taken from sysconfig, CFLAGS or LDFLAGS: the flags a Python was built with would end up in the wheel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ci.archs import arch
+from ci.extension.toolset import Toolset
+
+# g++ and nvcc make up symbol names from this instead of the clock and the process id.
+_SEED = "flash_kda"
+_HOST = ("-fPIC", "-g0", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
+
+
+def torch_target_macro(version: str) -> str:
+    """TORCH_TARGET_VERSION for torch `version` (``"2.10"``): major and minor in the two highest bytes."""
+    major, minor = (int(part) for part in version.split("."))
+    return f"0x{(major << 56) | (minor << 48):016x}"
+
+
+def _prefix_maps(toolset: Toolset, root: Path) -> list[str]:
+    # __FILE__ in torch's error macros holds the path of the header.
+    pairs = [(root, "."), (toolset.torch, "torch"), (toolset.cuda_home, "cuda")]
+    return [f"-ffile-prefix-map={path}={name}" for path, name in pairs]
+
+
+def cxx_flags(
+    toolset: Toolset, root: Path, version: str, torch_target: str, archs: Sequence[str]
+) -> list[str]:
+    """Arguments for ``binding.cpp``: the stable ABI of torch `torch_target`, the version, the architecture list."""
+    return [
+        "-std=c++20",
+        "-O3",
+        *_HOST,
+        f"-frandom-seed={_SEED}",
+        *_prefix_maps(toolset, root),
+        "-Wall",
+        "-Wextra",
+        "-DUSE_CUDA",
+        f"-DTORCH_TARGET_VERSION={torch_target_macro(torch_target)}",
+        f"-DFLASH_KDA_CUDA_ARCHS_BUILT={','.join(archs)}",
+        f"-DFLASH_KDA_VERSION={version}",
+        "-isystem",
+        str(toolset.torch / "include"),
+        "-isystem",
+        str(toolset.cuda_home / "include"),
+    ]
+
+
+def nvcc_flags(toolset: Toolset, root: Path, choices: Sequence[arch.Choice]) -> list[str]:
+    """Arguments for every .cu file.
+
+    No -lineinfo and no --use_fast_math: the first records the folder, the second changes results.  The caller
+    adds --keep with a folder of its own: without stable names for nvcc's intermediate files two runs of one command
+    differ.
+    """
+    host = [*_HOST, *_prefix_maps(toolset, root)]
+    return [
+        "-std=c++17",
+        "-O3",
+        "-ccbin",
+        [word for word in toolset.cxx if not word.startswith("-")][-1],  # the compiler of "ccache g++ -m64"
+        *[word for flag in host for word in ("-Xcompiler", flag)],
+        "--frandom-seed",
+        _SEED,
+        "-Xfatbin",
+        "-compress-all",
+        "-Xptxas",
+        "-v",
+        *arch.gencode_flags(choices),
+    ]
+
+
+def link_flags(toolset: Toolset, exports: Path) -> list[str]:
+    """Arguments after the objects.
+
+    torch's two libraries stay NEEDED although their symbols are found without (or the .so does not load outside a
+    process that has them), libcudart is inside, libstdc++ and libgcc_s are shared (a static libgcc_eh aborts at the
+    first C++ exception), no RPATH.
+    """
+    sysroot = [f"-L{toolset.sysroot / 'lib'}"] if toolset.sysroot else []
+    compat = [str(path) for path in sorted(toolset.sysroot.glob("*.o"))] if toolset.sysroot else []
+    return [
+        *compat,
+        *sysroot,
+        f"-L{toolset.cuda_lib}",
+        f"-L{toolset.torch / 'lib'}",
+        "-lcudart_static",
+        "-Wl,--no-as-needed",
+        "-ltorch",
+        "-ltorch_cpu",
+        "-Wl,--as-needed",
+        "-lpthread",
+        "-ldl",
+        "-lrt",
+        f"-Wl,--version-script={exports}",
+        "-Wl,--build-id=none",
+        "-Wl,-z,defs",
+        "-Wl,-z,relro,-z,now",
+        "-s",
+    ]
+
+
+def portable(flags: Sequence[str], toolset: Toolset, root: Path) -> list[str]:
+    """`flags` with this machine's folders replaced by names, for the build record."""
+    names = [(toolset.torch, "{torch}"), (toolset.cuda_home, "{cuda}"), (root, "{root}")]
+    names += [(toolset.sysroot, "{sysroot}")] if toolset.sysroot else []
+    out = list(flags)
+    for path, name in sorted(names, key=lambda pair: -len(str(pair[0]))):
+        out = [flag.replace(str(path), name) for flag in out]
+    return out

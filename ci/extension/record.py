@@ -1,0 +1,94 @@
+"""``flash_kda/build_record.json``: what a wheel was made with.  Nothing in it depends on the time or the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ci import source
+from ci.errors import CiError, ConfigError
+from ci.extension.toolset import Toolset
+
+COMMIT = "FLASH_KDA_SOURCE_COMMIT"
+_SOURCES = ("csrc/**/*", "flash_kda/**/*.py")
+_TOOLS = ("setuptools", "ninja")
+
+
+def source_digest(root: Path) -> str:
+    """sha256 over names and contents of the C++, CUDA and Python sources that make the wheel."""
+    paths = {path for pattern in _SOURCES for path in root.glob(pattern) if path.is_file()}
+    digest = hashlib.sha256()
+    for path in sorted(paths, key=lambda path: path.relative_to(root).as_posix()):
+        name, data = path.relative_to(root).as_posix().encode(), path.read_bytes()
+        digest.update(b"%d %s %d " % (len(name), name, len(data)) + data)
+    return digest.hexdigest()
+
+
+def commit(root: Path, environ: Mapping[str, str] = os.environ) -> dict[str, object]:
+    """Commit and whether the sources differ from it: FLASH_KDA_SOURCE_COMMIT (``<sha>`` or ``<sha>+dirty``), else git.
+
+    Both None when neither knows, as in an sdist.
+    """
+    given = environ.get(COMMIT)
+    if given:
+        match = re.fullmatch(r"([0-9a-f]{7,64})(\+dirty)?", given)
+        if match is None:
+            raise ConfigError(
+                f"{COMMIT}: expected <sha> or <sha>+dirty, got {given!r}.\nNext: unset {COMMIT}"
+            )
+        return {"commit": match[1], "dirty": match[2] is not None}
+    try:
+        state = source.revision(root)
+    except CiError:  # no commit yet, or git refuses the folder: a record without a commit is still true
+        return {"commit": None, "dirty": None}
+    return {"commit": state.commit, "dirty": state.dirty if state.commit else None}
+
+
+def tool_versions() -> dict[str, str | None]:
+    """Versions of the build's Python packages; None for one that is not a Python package here."""
+    return {name: _version(name) for name in _TOOLS}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def make(
+    root: Path,
+    version: str,
+    toolset: Toolset,
+    archs: Sequence[str],
+    flags: Mapping[str, Sequence[str]],
+    abi: Mapping[str, str],
+) -> dict[str, object]:
+    """The record as plain data; `abi` holds the oldest torch and Python served."""
+    return {
+        "schema": 1,
+        "name": "flash-kda",
+        "version": version,
+        "cuda": {
+            "toolkit": toolset.nvcc.toolkit,
+            "nvcc": toolset.nvcc.version,
+            "ptxas": toolset.ptxas_version,
+        },
+        "cxx": toolset.cxx_version,
+        "torch": {"built_with": toolset.torch_version, "target": abi["torch_target"]},
+        "python": f"{abi['python_tag']}-abi3",
+        "architectures": list(archs),
+        "flags": {name: list(words) for name, words in flags.items()},
+        "tools": tool_versions(),
+        "source": {"sha256": source_digest(root), **commit(root)},
+    }
+
+
+def write(path: Path, record: Mapping[str, object]) -> None:
+    """Write the record, keys sorted, one final newline."""
+    path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
