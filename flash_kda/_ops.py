@@ -44,6 +44,7 @@ def _fake(
     """Nothing is returned and the arguments written in place keep their metadata, so there is nothing to say."""
 
 
+@torch.no_grad()
 def _compute(
     q: Tensor,
     k: Tensor,
@@ -75,8 +76,10 @@ def _register() -> Any:
     library.define("fwd_reference" + ARGUMENTS, tags=tags)
     library.impl("fwd", _compute, "CPU")
     library.impl("fwd_reference", _compute, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::fwd", _fake, lib=library)
-    torch.library.register_fake(f"{NAMESPACE}::fwd_reference", _fake, lib=library)
+    for name in ("fwd", "fwd_reference"):
+        torch.library.register_fake(f"{NAMESPACE}::{name}", _fake, lib=library)
+        # Only the forward exists. Without this torch would hang a node that warns on the tensors written in place.
+        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     return library
 
 

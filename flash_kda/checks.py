@@ -66,7 +66,7 @@ def check_scale(scale: Any) -> None:
         return
     _check_number("scale", scale, _TAKES_SCALE)
     if not -math.inf < scale < math.inf:
-        _value_error("scale", str(scale), _TAKES_SCALE)
+        _value_error("scale", f"{scale}", _TAKES_SCALE)
 
 
 def check_lower_bound(lower_bound: Any) -> None:
@@ -75,7 +75,7 @@ def check_lower_bound(lower_bound: Any) -> None:
         return
     _check_number("lower_bound", lower_bound, _TAKES_BOUND)
     if not -5.0 <= lower_bound < 0.0:  # NaN compares false, so it lands here as well
-        _value_error("lower_bound", str(lower_bound), _TAKES_BOUND)
+        _value_error("lower_bound", f"{lower_bound}", _TAKES_BOUND)
 
 
 def _check_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...], rank: tuple[int, ...]) -> None:
