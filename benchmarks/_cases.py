@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 HEAD_DIM = 128
 CASES_FILE = Path(__file__).with_name("cases.toml")

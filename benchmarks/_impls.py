@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from _inputs import Inputs
 
 Run = Callable[[Inputs], None]
@@ -79,7 +78,7 @@ def _fla(safe_gate: bool) -> tuple[Run, str]:
 def load(name: str, device: str, require_under: Path | None = None) -> tuple[Run, str]:
     """The implementation's call and its file. `require_under`: the folder it must be imported from."""
     if name == "ours":
-        # Named, so that a library that did not load is an error here and not a time of the slow torch backend.
+        # Named: a library that did not load is an error here, not a time of the slow torch backend.
         return _flash_kda(require_under, backend="cuda" if device == "cuda" else "auto")
     if name == "flashkda":
         return _flash_kda(require_under)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-
 from _cases import HEAD_DIM, AccuracyLine, Case
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flash_kda.reference import kda_reference
-
 from _cases import AccuracyLine
 from _inputs import Inputs, accuracy_inputs
+
+from flash_kda.reference import kda_reference
 
 
 def oracle(x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from _cases import AccuracyLine, Case
 from _impls import Run, compile_only, load
 from _inputs import Inputs, accuracy_inputs, timing_inputs

@@ -1,10 +1,13 @@
 """The GPU suite: the kernels of an installed wheel against the float64 oracle.
 
-It fails, never skips, where there is no GPU or where `flash_kda` did not load its compiled library. `--cpu-dry-run`
-runs what can run on the reference backend, to check the tests themselves; such a session always ends as a failure.
+It fails, never skips, where there is no GPU or where `flash_kda` did not load its compiled library.
+`--cpu-dry-run` runs what can run on the reference backend, to check the tests themselves; such a session always
+ends as a failure.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import kda_gpu
 import pytest
@@ -18,8 +21,11 @@ DRY_RUN_EXIT_CODE = 13
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-dry-run", action="store_true", help="check the tests on the CPU; never a pass")
+    parser.addoption("--fla-path", help="folder that holds the fla package, where it is not installed")
     parser.addoption(
-        "--allow-missing-fla", action="store_true", help="skip the flash-linear-attention client where it is absent"
+        "--allow-missing-fla",
+        action="store_true",
+        help="skip the flash-linear-attention client where it is absent",
     )
 
 
@@ -40,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if session.config.getoption("--cpu-dry-run", default=False) and exitstatus == 0:
-        print("\nCPU DRY RUN: the tests are well formed; this says nothing about the kernels. Ends as a failure.")
+        print("\nCPU DRY RUN: says nothing about the kernels, so it ends as a failure.")
         session.exitstatus = DRY_RUN_EXIT_CODE
 
 
@@ -57,10 +63,12 @@ def why_not_here() -> str | None:
     if kda_gpu.DEVICE.type == "cpu":
         return None
     if not torch.cuda.is_available():
-        return f"tests/gpu needs an NVIDIA GPU and a CUDA build of torch; torch {torch.__version__} sees no GPU."
+        return f"tests/gpu needs an NVIDIA GPU; torch {torch.__version__} sees none."
     status = _library.load()
     if not status.loaded:
-        return f"tests/gpu tests the compiled library; {flash_kda.__file__} has none: {status.code}: {status.text}"
+        return (
+            f"tests/gpu needs the compiled library beside {flash_kda.__file__}: {status.code}: {status.text}"
+        )
     return None
 
 
@@ -72,7 +80,7 @@ def machine() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_sticky_error(machine: None) -> object:
+def no_sticky_error(machine: None) -> Iterator[None]:
     """A CUDA error that a test left behind is that test's failure, not the next one's."""
     yield
     if kda_gpu.DEVICE.type == "cuda":

@@ -15,8 +15,8 @@ D = 128
 DEVICE = torch.device("cuda")
 BACKEND = "cuda"  # named, so that a refusal is an error and never a silent fall back to the torch backend
 
-# Relative Frobenius error. The inputs' bf16 rounding is not in it (the oracle sees the same bf16 values): what is
-# left is the kernel's own rounding, 4e-3 by emulation of its rounding points.
+# Relative Frobenius error. The inputs' bf16 rounding is not in it (the oracle sees the same bf16 values): what
+# is left is the kernel's own rounding, 4e-3 by emulation of its rounding points.
 BOUND = 1e-2
 # Per (token, head) row: a single wrong row of a thousand would hide in the Frobenius norm.
 ROW_FACTOR = 8.0
@@ -181,7 +181,17 @@ def oracle(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     """float64 output and final state. A batch is folded into the heads: one loop over tokens instead of B."""
     if p.cu_seqlens is not None or p.q.shape[0] < 2:
         return kda_reference(
-            p.q, p.k, p.v, p.g, p.beta, p.scale, p.A_log, p.dt_bias, p.lower_bound, p.initial_state, p.cu_seqlens
+            p.q,
+            p.k,
+            p.v,
+            p.g,
+            p.beta,
+            p.scale,
+            p.A_log,
+            p.dt_bias,
+            p.lower_bound,
+            p.initial_state,
+            p.cu_seqlens,
         )
     batch, tokens, hv, _ = p.v.shape
 
@@ -213,7 +223,7 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def worst_row(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Largest relative error of one last-dimension row. Rows far below the mean size count against the mean."""
+    """Largest relative error of one last-dimension row; tiny rows count against the mean size."""
     want = want.double()
     miss = (got.double() - want).norm(dim=-1)
     size = want.norm(dim=-1)
@@ -245,7 +255,9 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     """Bitwise equality, NaN equal to itself."""
     if a is None or b is None:
         return a is b
-    return a.shape == b.shape and bool((a.contiguous().view(torch.int16) == b.contiguous().view(torch.int16)).all())
+    return a.shape == b.shape and bool(
+        (a.contiguous().view(torch.int16) == b.contiguous().view(torch.int16)).all()
+    )
 
 
 def synchronize() -> None:

@@ -28,7 +28,9 @@ def test_one_gate_for_the_whole_sequence(logit: float) -> None:
 
 def test_gates_mixed_per_channel() -> None:
     p = plain()
-    choices = torch.tensor([AT_BOUND, AT_MINUS_ONE, NEAR_ZERO, -8.0, 8.0], dtype=torch.bfloat16, device=DEVICE)
+    choices = torch.tensor(
+        [AT_BOUND, AT_MINUS_ONE, NEAR_ZERO, -8.0, 8.0], dtype=torch.bfloat16, device=DEVICE
+    )
     channel = torch.arange(p.g.shape[-1], device=DEVICE) % len(choices)
     check(p.with_(g=choices[channel].expand_as(p.g).contiguous()))
 
@@ -64,7 +66,12 @@ def parallel_keys(noise: float, beta: float, gate: float, tokens: int = 512) -> 
 
 
 # Bounds: the best peer's error on the same kind of input, 1.0e-2 and 6.5e-2, and what another draw may add.
-PARALLEL = [(0.3, 2.0, -6.0, 1.5e-2), (1e-3, 8.0, -8.0, 8e-2), (0.0, 8.0, -8.0, 8e-2), (1e-3, 8.0, -30.0, 8e-2)]
+PARALLEL = [
+    (0.3, 2.0, -6.0, 1.5e-2),
+    (1e-3, 8.0, -8.0, 8e-2),
+    (0.0, 8.0, -8.0, 8e-2),
+    (1e-3, 8.0, -30.0, 8e-2),
+]
 
 
 @pytest.mark.parametrize(("noise", "beta", "gate", "bound"), PARALLEL)

@@ -51,7 +51,9 @@ def test_heads(name: str) -> None:
     out, final = run(poison(p, name, float("nan"), head))
     assert clean_final is not None and final is not None
     keep = [0, 2, 3]
-    assert same_bits(out[:, :, keep], clean_out[:, :, keep]) and same_bits(final[:, keep], clean_final[:, keep])
+    assert same_bits(out[:, :, keep], clean_out[:, :, keep]) and same_bits(
+        final[:, keep], clean_final[:, keep]
+    )
 
 
 def test_a_poisoned_sequence_says_so() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kda_gpu import D, DEVICE, GUARD, SENTINEL, assert_close, call, check, make, normal, oracle, same_bits
+from kda_gpu import DEVICE, GUARD, SENTINEL, D, assert_close, call, check, make, normal, oracle, same_bits
 
 
 def fused_qkv(batch: int, tokens: int, heads: int) -> torch.Tensor:
@@ -21,7 +21,7 @@ def test_views_of_one_wide_row() -> None:
     """[B, T, H * D] pieces of one row that holds q, k, v, g and 16 more columns."""
     p = make(2, 41, 2)
     wide = normal(2, 41, 4 * 2 * D + 16, seed=78)
-    q, k, v, g = (wide[..., i * 2 * D : (i + 1) * 2 * D].unflatten(-1, (2, D)) for i in range(4))
+    q, k, v, g = (wide[..., i * 2 * D : (i + 1) * 2 * D].view(2, 41, 2, D) for i in range(4))
     check(p.with_(q=q, k=k, v=v, g=g))
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from kda_gpu import (
     BOUND,
-    D,
     DEVICE,
     STATES,
+    D,
     assert_close,
     call,
     check,

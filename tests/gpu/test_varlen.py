@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kda_gpu import Problem, check, make, offsets, oracle, assert_close, run, same_bits
+from kda_gpu import Problem, assert_close, check, make, offsets, oracle, run, same_bits
 
 LENS = {
     "one": [37],
