@@ -2,8 +2,8 @@
 
 Metadata and sdist need neither torch, nvcc, git, a GPU nor the network.  Variables read: FLASH_KDA_CUDA_ARCHS
 ('auto', 'all' or a list such as 90a,100a), FLASH_KDA_CUDA_ARCHS_STRICT, FLASH_KDA_LOCAL_VERSION,
-FLASH_KDA_SKIP_CUDA_BUILD, FLASH_KDA_LINK_SYSROOT, FLASH_KDA_SOURCE_COMMIT, MAX_JOBS, NVCC_THREADS, CUDA_HOME, CXX.
-The work is in ci/extension.
+FLASH_KDA_SKIP_CUDA_BUILD, FLASH_KDA_LINK_SYSROOT, FLASH_KDA_SOURCE_COMMIT, MAX_JOBS, NVCC_THREADS, CUDA_HOME,
+CXX. The work is in ci/extension.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def get_arch_flags() -> list[str]:
 
 
 def get_version() -> str:
-    """The version in flash_kda/_version.py, with FLASH_KDA_LOCAL_VERSION (such as cu130) as its local label."""
+    """The version in flash_kda/_version.py, with FLASH_KDA_LOCAL_VERSION (such as cu130) as its label."""
     text = (ROOT / "flash_kda" / "_version.py").read_text(encoding="utf-8")
     match = re.search(r'^__version__ = "([0-9][^"+]*)"$', text, re.MULTILINE)
     if match is None:
@@ -50,7 +50,7 @@ def get_version() -> str:
         return match[1]
     if re.fullmatch(r"[a-z0-9]+(\.[a-z0-9]+)*", label) is None:
         raise ConfigError(
-            f"FLASH_KDA_LOCAL_VERSION: expected lower-case letters, digits and dots such as cu130, got {label!r}.\n"
+            f"FLASH_KDA_LOCAL_VERSION: expected letters, digits and dots such as cu130, got {label!r}.\n"
             "Next: unset FLASH_KDA_LOCAL_VERSION, or give a label"
         )
     return f"{match[1]}+{label}"

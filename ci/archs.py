@@ -1,8 +1,8 @@
 """``flash_kda.arch`` without ``flash_kda``: ``from ci.archs import arch``.
 
-``import flash_kda.arch`` first runs the package's ``__init__``, which needs torch; planning a build, reading the
-matrix and making an sdist must not.  The module is registered under its real name, so that code which imports
-it the ordinary way later in the same process gets the same classes.
+``import flash_kda.arch`` first runs the package's ``__init__``, which may need torch; planning a build,
+reading the matrix and making an sdist must not.  The module is registered under its real name, so that code
+which imports it the ordinary way later in the same process gets the same classes.
 """
 
 from __future__ import annotations

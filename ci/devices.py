@@ -1,4 +1,4 @@
-"""Which GPUs a build can see, for ``FLASH_KDA_CUDA_ARCHS=auto``.  Standard library only: ``setup.py`` uses it."""
+"""Which GPUs a build can see, for ``FLASH_KDA_CUDA_ARCHS=auto``; standard library only, for ``setup.py``."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def _from_smi() -> list[arch.Capability]:
 
 
 def parse_capabilities(text: str) -> list[arch.Capability]:
-    """Read nvidia-smi's answer, one ``9.0`` a line; a line of another form is left out (``[N/A]`` on old GPUs)."""
+    """Read nvidia-smi's answer, one ``9.0`` a line; other lines (``[N/A]`` on old GPUs) are left out."""
     pairs = [line.strip().split(".") for line in text.splitlines()]
     return [(int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and p[0].isdigit() and p[1].isdigit()]

@@ -115,7 +115,7 @@ class _Reader:
 
 
 def load(path: Path | None = None) -> Matrix:
-    """Read the matrix (`path`: another file, for tests); ConfigError names the key, what it holds and takes."""
+    """Read the matrix (`path`: another file); ConfigError names the key, what it holds and takes."""
     source = path or PATH
     try:
         top = _Reader(source.name, read_toml(source))

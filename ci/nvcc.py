@@ -35,10 +35,12 @@ def find_cuda_home(environ: Mapping[str, str] | None = None) -> Path:
     Raises ToolchainError saying what was looked at and how to get a toolkit without root.
     """
     source = os.environ if environ is None else environ
-    on_path = shutil.which("nvcc", path=source.get("PATH"))
-    candidates = [("CUDA_HOME", source.get("CUDA_HOME")), ("CUDA_PATH", source.get("CUDA_PATH"))]
-    candidates.append(("nvcc on PATH", str(Path(on_path).resolve().parent.parent) if on_path else None))
-    candidates.append(("default", "/usr/local/cuda"))
+    candidates = [
+        ("CUDA_HOME", source.get("CUDA_HOME")),
+        ("CUDA_PATH", source.get("CUDA_PATH")),
+        ("nvcc on PATH", _home_of_nvcc_on_path(source)),
+        ("default", "/usr/local/cuda"),
+    ]
     tried = []
     for label, folder in candidates:
         if folder and (Path(folder) / "bin" / "nvcc").is_file():
@@ -50,6 +52,17 @@ def find_cuda_home(environ: Mapping[str, str] | None = None) -> Path:
         f"no CUDA toolkit: expected bin/nvcc below one of {', '.join(tried)}.\n"
         "Next: set CUDA_HOME, or in a source checkout: export CUDA_HOME=$(python -m ci.toolchain ensure 13.0)"
     )
+
+
+def _home_of_nvcc_on_path(environ: Mapping[str, str]) -> str | None:
+    # The program on PATH may be a link or a script in another place (/usr/local/bin/nvcc, ccache): nvcc
+    # itself says where it lives.
+    nvcc = shutil.which("nvcc", path=environ.get("PATH"))
+    if nvcc is None:
+        return None
+    done = _run([nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"])
+    here = re.search(r"^#\$ _HERE_=(.+)$", done.stderr, re.MULTILINE)
+    return str(Path(here[1]).parent) if here else str(Path(nvcc).resolve().parent.parent)
 
 
 @dataclass(frozen=True)
@@ -83,8 +96,8 @@ class Nvcc:
     def compile_check(self, choices: Sequence[arch.Choice]) -> dict[arch.Choice, str]:
         """Compile an empty kernel for `choices`; what nvcc said of each that failed.
 
-        A dry run does not start ptxas, and a ptxas of another version fails only here.  One call for all of them
-        is the common case (2 s for five); only after a failure is each tried alone.
+        A dry run does not start ptxas, and a ptxas of another version fails only here.  One call for all of
+        them is the common case (2 s for five); only after a failure is each tried alone.
         """
         if self._compile_empty(choices) is None:
             return {}

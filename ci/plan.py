@@ -1,8 +1,8 @@
 """What a build would do, without doing it.
 
-``python -m ci.plan --cuda 13.0 --archs 90a,100a --cores 2 --memory-gib 24 --json`` prints the architectures, the
-nvcc flags, jobs and threads, or a refusal with its exit code.  Needs neither torch nor nvcc: what the toolkit
-emits comes from ``ci/matrix.toml`` or ``--emittable``.
+``python -m ci.plan --cuda 13.0 --archs 90a,100a --cores 2 --memory-gib 24 --json`` prints the architectures,
+the nvcc flags, jobs and threads, or a refusal with its exit code.  Needs neither torch nor nvcc: what the
+toolkit emits comes from ``ci/matrix.toml`` or ``--emittable``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Emittable:
 
 
 def emittable(cuda: str, listed: str | None) -> Emittable:
-    """What CUDA `cuda` emits: `listed` (a list of targets) when given, else the table in ``ci/matrix.toml``."""
+    """What CUDA `cuda` emits: `listed` (a list of targets) when given, else by ``ci/matrix.toml``."""
     if listed is None:
         return Emittable(matrix.load().emittable(cuda), f"nvcc {cuda} (by ci/matrix.toml)")
     choices, problems = arch.parse_list(listed)

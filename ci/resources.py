@@ -30,7 +30,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """``jobs`` source files at once, ``threads`` architectures of each at once, and what that may take in GiB."""
+    """``jobs`` source files at once, ``threads`` architectures of each, and the GiB that may take."""
 
     jobs: int
     threads: int
@@ -89,8 +89,8 @@ def this_machine(root: Path = Path("/")) -> Machine:
 
 
 def _cgroup_paths(root: Path) -> list[str]:
-    # Inside a container /proc/self/cgroup names the host's path while the mount shows the group itself, so the
-    # mount's top is always looked at too.
+    # Inside a container /proc/self/cgroup names the host's path while the mount shows the group itself, so
+    # the mount's top is always looked at too.
     paths = ["", "memory", "cpu"]
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (line + "::").split(":")[:3]

@@ -36,7 +36,7 @@ def selection_error(error: arch.ArchSelectionError) -> ConfigError:
 
 
 def precheck(value: str | None) -> None:
-    """Raise ArchSelectionError for a value of FLASH_KDA_CUDA_ARCHS that is wrong whatever the nvcc and the GPUs are.
+    """Raise ArchSelectionError when FLASH_KDA_CUDA_ARCHS is wrong whatever the nvcc and the GPUs are.
 
     Runs before a toolkit is looked for, so that a blank variable is reported as that on any machine.
     """

@@ -1,7 +1,7 @@
 """TOML on every supported Python: the standard library from 3.11 on, else tomli, else the copy in setuptools.
 
-The last one matters for ``pip install --no-build-isolation .`` under Python 3.10, where setuptools is the only
-package a build can rely on.
+The last one matters for ``pip install --no-build-isolation .`` under Python 3.10, where setuptools is the
+only package a build can rely on.
 """
 
 from __future__ import annotations

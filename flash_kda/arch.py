@@ -199,7 +199,9 @@ def _parse_item(text: str) -> Choice | Problem:
     dotted_major, dotted_minor, major, minor, suffix, ptx = match.groups()
     target = Target(int(dotted_major or major), int(dotted_minor or minor), suffix)
     if ptx and suffix == "a":
-        reason = f"PTX of {target.name} compiles for that same GPU alone, so it adds no reach; write {target.name}."
+        reason = (
+            f"PTX of {target.name} compiles for that GPU alone, so it adds no reach; write {target.name}."
+        )
         return Problem(text, "ptx", reason)
     return Choice(target, bool(ptx))
 
@@ -269,7 +271,7 @@ def resolve(
     `value` is ``FLASH_KDA_CUDA_ARCHS`` (None when unset, meaning ``auto``); `emit` says whether the nvcc that
     will be used can emit a target (it may raise ProbeError); `devices` lists the visible GPUs' capabilities;
     `strict` turns a target dropped from ``all`` into an error; `compiler` names nvcc in messages;
-    `compile_check` compiles an empty kernel for the choices and returns what the compiler said of failed ones.
+    `compile_check` compiles an empty kernel for the choices and returns what nvcc said of those that failed.
 
     Raises ArchSelectionError, with every reason at once, before anything is compiled.
     """

@@ -1,8 +1,8 @@
 """The ``build_ext`` of this project.
 
-Not a subclass of torch's BuildExtension, for four reasons seen with torch 2.13: it refuses an nvcc whose CUDA major
-version differs from torch's (the stable ABI does not care), its ninja file passes absolute paths and sysconfig's
-flags, it links torch_python and c10, and it needs a torch that can be imported.
+Not a subclass of torch's BuildExtension, for four reasons seen with torch 2.13: it refuses an nvcc whose CUDA
+major version differs from torch's (the stable ABI does not care), its ninja file passes absolute paths and
+sysconfig's flags, it links torch_python and c10, and it needs a torch that can be imported.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
 from ci import matrix, resources
@@ -46,7 +46,7 @@ def check_value() -> None:
 
 
 def local_names(keep: Path) -> list[str]:
-    """Names in the PTX below `keep` that hold a hash of the source's folder (static or anonymous-namespace code)."""
+    """Sources below `keep` whose PTX has names that hold a hash of the folder (static, anonymous)."""
     found: set[str] = set()
     for path in keep.rglob("*.ptx"):
         if _LOCAL_NAMES.search(path.read_bytes()):
@@ -65,7 +65,7 @@ class BuildKda(build_ext):
         except CiError as error:
             raise SystemExit(f"\n{type(error).__name__}: {error}") from error
 
-    def build_extension(self, ext: Extension) -> None:
+    def build_extension(self, ext: Any) -> None:
         """Build one extension (there is one)."""
         root = Path.cwd()
         tools = toolset.find()
@@ -86,14 +86,13 @@ class BuildKda(build_ext):
         made = record.make(root, version, tools, chosen.names, shown, abi)
         record.write(target.with_name("build_record.json"), made)
 
-    def _compile(self, ext: Extension, tools: toolset.Toolset, chosen: arch.Resolution, target: Path) -> None:
+    def _compile(self, ext: Any, tools: toolset.Toolset, chosen: arch.Resolution, target: Path) -> None:
         cuda_sources = sum(source.endswith(".cu") for source in ext.sources)
         plan = resources.plan_jobs(resources.this_machine(), len(chosen.choices), cuda_sources, os.environ)
         for notice in chosen.notices + plan.notices:
             print(f"flash_kda: note: {notice}", file=sys.stderr)
-        print(
-            f"flash_kda: {tools.nvcc.label}, {' '.join(chosen.names)}: {plan.jobs} files x {plan.threads} at once"
-        )
+        print(f"flash_kda: {tools.nvcc.label} for {' '.join(chosen.names)}")
+        print(f"flash_kda: {plan.jobs} files at once, {plan.threads} architectures of each")
         folder = Path(self.build_temp, "flash_kda")
         folder.mkdir(parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -114,13 +113,14 @@ class BuildKda(build_ext):
 
 
 def run_ninja(ninja: Path, script: Path, jobs: int) -> None:
-    """Run the ninja file; BuildError when a compiler or the linker fails (its words are already on the screen)."""
+    """Run the ninja file; BuildError when a compiler or the linker fails (its words are on the screen)."""
     command = [str(ninja), "-f", str(script), "-j", str(jobs), "-v"]
     sys.stdout.flush()
     done = subprocess.run(command, check=False, env=clean_environment())
     if done.returncode != 0:
         raise BuildError(
-            f"compiling failed: expected ninja to exit with 0, got {done.returncode}; the first FAILED above says why.\n"
+            f"compiling failed: expected ninja to exit with 0, got {done.returncode}; "
+            "the first FAILED above says why.\n"
             f"Next: {' '.join(command)}"
         )
 
@@ -130,7 +130,7 @@ def refuse_local_names(folder: Path) -> None:
     sources = local_names(folder)
     if sources:
         raise BuildError(
-            f"{', '.join(sources)}: device code with internal linkage; its names hold a hash of the folder it was "
-            "compiled in, so the library would differ from folder to folder.\n"
+            f"{', '.join(sources)}: device code with internal linkage: its names hold a hash of the folder "
+            "it was compiled in, so the library would differ from folder to folder.\n"
             "Next: take 'static' and anonymous namespaces off kernels and __device__ variables"
         )

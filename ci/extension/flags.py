@@ -1,6 +1,7 @@
 """Compiler and linker arguments, the same for every folder, Python and job count they are used from.
 
-Nothing is taken from sysconfig, CFLAGS or LDFLAGS: the flags a Python was built with would end up in the wheel.
+Nothing is taken from sysconfig, CFLAGS or LDFLAGS: the flags a Python was built with would end up in the
+wheel.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _prefix_maps(toolset: Toolset, root: Path) -> list[str]:
 def cxx_flags(
     toolset: Toolset, root: Path, version: str, torch_target: str, archs: Sequence[str]
 ) -> list[str]:
-    """Arguments for ``binding.cpp``: the stable ABI of torch `torch_target`, the version, the architecture list."""
+    """Arguments for ``binding.cpp``: stable ABI of torch `torch_target`, the version, the architectures."""
     return [
         "-std=c++20",
         "-O3",
@@ -55,8 +56,8 @@ def nvcc_flags(toolset: Toolset, root: Path, choices: Sequence[arch.Choice]) -> 
     """Arguments for every .cu file.
 
     No -lineinfo and no --use_fast_math: the first records the folder, the second changes results.  The caller
-    adds --keep with a folder of its own: without stable names for nvcc's intermediate files two runs of one command
-    differ.
+    adds --keep with a folder of its own: without stable names for nvcc's intermediate files two runs of one
+    command differ.
     """
     host = [*_HOST, *_prefix_maps(toolset, root)]
     return [
@@ -78,9 +79,9 @@ def nvcc_flags(toolset: Toolset, root: Path, choices: Sequence[arch.Choice]) -> 
 def link_flags(toolset: Toolset, exports: Path) -> list[str]:
     """Arguments after the objects.
 
-    torch's two libraries stay NEEDED although their symbols are found without (or the .so does not load outside a
-    process that has them), libcudart is inside, libstdc++ and libgcc_s are shared (a static libgcc_eh aborts at the
-    first C++ exception), no RPATH.
+    torch's two libraries stay NEEDED although their symbols are found without (or the .so does not load
+    outside a process that has them), libcudart is inside, libstdc++ and libgcc_s are shared (a static
+    libgcc_eh aborts at the first C++ exception), no RPATH.
     """
     sysroot = [f"-L{toolset.sysroot / 'lib'}"] if toolset.sysroot else []
     compat = [str(path) for path in sorted(toolset.sysroot.glob("*.o"))] if toolset.sysroot else []

@@ -1,7 +1,7 @@
 """One ninja file that compiles the sources and links the library; paths are relative to the source folder.
 
-torch's own ninja file is not used: it passes absolute paths, takes flags from sysconfig, and (with a CPU build of
-torch) does not see that a header changed.
+torch's own ninja file is not used: it passes absolute paths, takes flags from sysconfig, and (with a CPU
+build of torch) does not see that a header changed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Commands:
     threads: int
 
 
-# nvcc writes ptxas's report to stderr: it goes to a log beside the object, and to the screen.  --keep needs a folder
-# of its own for each source, since intermediate files are named after the source's last part.
+# nvcc writes ptxas's report to stderr: it goes to a log beside the object, and to the screen.  --keep needs a
+# folder of its own for each source, since intermediate files are named after the source's last part.
 _RULES = """\
 ninja_required_version = 1.5
 rule cxx

@@ -1,4 +1,4 @@
-"""``flash_kda/build_record.json``: what a wheel was made with.  Nothing in it depends on the time or the folder."""
+"""``flash_kda/build_record.json``: what a wheel was made with; nothing depends on the time or the folder."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def source_digest(root: Path) -> str:
 
 
 def commit(root: Path, environ: Mapping[str, str] = os.environ) -> dict[str, object]:
-    """Commit and whether the sources differ from it: FLASH_KDA_SOURCE_COMMIT (``<sha>`` or ``<sha>+dirty``), else git.
+    """Commit and whether the sources differ from it; both None when nobody knows, as in an sdist.
 
-    Both None when neither knows, as in an sdist.
+    FLASH_KDA_SOURCE_COMMIT (``<sha>`` or ``<sha>+dirty``) is believed, else git is asked.
     """
     given = environ.get(COMMIT)
     if given:

@@ -38,7 +38,7 @@ class Toolset:
                 return self.cuda_home / name
         raise ToolchainError(
             f"libcudart_static.a: expected in {self.cuda_home}/lib64 or lib, found in neither.\n"
-            "Next: install the toolkit's development package, or export CUDA_HOME=$(python -m ci.toolchain ensure 13.0)"
+            "Next: install the rest of the toolkit, or export CUDA_HOME=$(python -m ci.toolchain ensure 13.0)"
         )
 
 
@@ -63,8 +63,8 @@ def find(environ: Mapping[str, str] = os.environ) -> Toolset:
 
 
 def _torch() -> tuple[Path, str]:
-    # Found, not imported: a CUDA build of torch without its nvidia-* wheels cannot be imported, and its headers
-    # and libraries are all a build needs.
+    # Found, not imported: a CUDA build of torch without its nvidia-* wheels cannot be imported, and its
+    # headers and libraries are all a build needs.
     spec = importlib.util.find_spec("torch")
     places = list(spec.submodule_search_locations or []) if spec is not None else []
     for place in places:
@@ -112,7 +112,7 @@ def _sysroot(environ: Mapping[str, str]) -> Path | None:
     path = Path(text)
     if not (path / "lib").is_dir() or not list(path.glob("*.o")):
         raise ToolchainError(
-            f"FLASH_KDA_LINK_SYSROOT={text!r}: expected a folder with lib/ and an object file, found neither or one.\n"
+            f"FLASH_KDA_LINK_SYSROOT={text!r}: expected a folder with lib/ and an object file.\n"
             "Next: unset it for a plain link"
         )
     return path

@@ -89,7 +89,7 @@ def cuda_home(installed: Path) -> Path:
 def ensure(toolkit: str, lock: Path | None = None) -> Path:
     """Install `toolkit` unless the cache has it, check that it runs, and return its ``CUDA_HOME``.
 
-    `lock`: another lock file, for tests.  Raises ToolchainError: expected and got hash or version, next command.
+    `lock`: another lock file, for tests.  Raises ToolchainError: expected and got hash or version.
     """
     path = lock or lock_path(toolkit)
     pins = read_lock(path)
@@ -124,17 +124,18 @@ def _hash_error(lock: Path, output: str) -> ToolchainError | None:
     return ToolchainError(
         f"{lock.name}: {', '.join(names)}: the downloaded file is not the locked one.\n"
         f"  expected sha256 {' or '.join(expected)}\n  got      sha256 {got[1]}\n"
-        f"Next: if the lock was edited, 'git checkout {lock.name}'; if the file was republished, '{_UPDATE}' and look at the diff."
+        f"Next: if the lock was edited, 'git checkout {lock.name}'; if the file was republished, '{_UPDATE}'"
     )
 
 
 def verify(home: Path, toolkit: str, pins: tuple[Pin, ...]) -> None:
-    """Run each program of the toolkit; ToolchainError when one does not start or is not the locked version."""
+    """Run each program of the toolkit; ToolchainError when one does not start or is not as locked."""
     versions = {pin.name: pin.version for pin in pins}
     for program, package in _PROGRAMS.items():
         got = tool_version(home / "bin" / program)
         if got != versions.get(package):
             raise ToolchainError(
-                f"{home / 'bin' / program}: expected version {versions.get(package)} ({package} in the lock), got {got}.\n"
+                f"{home / 'bin' / program}: expected version {versions.get(package)} "
+                f"({package} in the lock), got {got}.\n"
                 f"Next: rm -r {home.parent.parent} && python -m ci.toolchain ensure {toolkit}"
             )

@@ -1,4 +1,4 @@
-"""Regenerates the locks: asks pip which files make up each toolkit of ``ci/matrix.toml`` and writes their hashes."""
+"""Regenerates the locks: asks pip which files make up each toolkit of the matrix, writes their hashes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEADER = """\
 
 @dataclass(frozen=True)
 class Recipe:
-    """``packages.toml``: which extras of cuda-toolkit compile, which read machine code, and for which platforms."""
+    """``packages.toml``: which extras of cuda-toolkit compile, which read machine code; platforms."""
 
     compile: tuple[str, ...]
     read: tuple[str, ...]
