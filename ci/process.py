@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -16,7 +17,8 @@ from rich.markup import escape
 
 from ci.errors import CiError
 
-CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
+# Without a terminal rich takes 80 columns, too few for a table of kernels.
+CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True, width=None if sys.stderr.isatty() else 160)
 HEARTBEAT_SECONDS = 20.0
 TAIL_LINES = 40
 
@@ -125,4 +127,5 @@ def _follow(
 def _failure(words: list[str], title: str, code: int, output: str, log: Path | None, hint: str) -> str:
     tail = "\n".join(f"  {line}" for line in deque(output.splitlines(), TAIL_LINES))
     where = f"\nWhole output: {log}" if log is not None else ""
-    return f"{title}: expected exit code 0, got {code}.\nCommand: {shlex.join(words)}\n{tail}{where}\nNext: {hint}"
+    command = shlex.join(words)
+    return f"{title}: expected exit code 0, got {code}.\nCommand: {command}\n{tail}{where}\nNext: {hint}"

@@ -1,4 +1,5 @@
-"""From the wheel setuptools makes to the one that is shipped: platform tag judged and set, zip made canonical.
+"""From the wheel setuptools makes to the one that is shipped: platform tag judged and set, zip made
+canonical.
 
 ``python -m ci.repair WHEEL --out FOLDER``.
 """
@@ -34,10 +35,11 @@ def excludes(path: Path = RULES) -> tuple[str, ...]:
 
 
 def repair(wheel: Path, out: Path, tools: Venv, epoch: int) -> Path:
-    """Check that `wheel` keeps to the platform tag of the matrix, set the tag, write the canonical zip to `out`.
+    """Check that `wheel` keeps to the platform tag of the matrix, set the tag, write the canonical zip to
+    `out`.
 
-    `epoch` (seconds since 1970) dates every file in it.  Raises PlatformError when the wheel needs newer symbols
-    or other libraries than the tag allows, or when auditwheel leaves no wheel behind.
+    `epoch` (seconds since 1970) dates every file in it.  Raises PlatformError when the wheel needs newer
+    symbols or other libraries than the tag allows, or when auditwheel leaves no wheel behind.
     """
     plat = matrix.load().project.plat
     with tempfile.TemporaryDirectory(prefix="flash-kda-repair-") as scratch:

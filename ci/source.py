@@ -38,8 +38,9 @@ def revision(root: Path = ROOT) -> Revision:
 def copy(target: Path, root: Path = ROOT) -> Path:
     """Copy what a build reads from `root` to the new folder `target`.
 
-    Inside git: tracked files as they are on disk, and new files git does not ignore, so that a change can be built
-    before it is committed while no leftover of an earlier build gets in.  Raises ConfigError when `target` exists.
+    Inside git: tracked files as they are on disk, and new files git does not ignore, so that a change can be
+    built before it is committed while no leftover of an earlier build gets in.  Raises ConfigError when
+    `target` exists.
     """
     if target.exists():
         raise ConfigError(f"{target} exists; expected a new folder for the sources.\nNext: remove it")

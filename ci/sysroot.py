@@ -1,9 +1,9 @@
 """A link sysroot with the glibc-2.28 surface, so that any newer Linux builds manylinux_2_28 wheels.
 
-Layout: ``lib/`` (stub libraries and a ``libc.so`` linker script) and ``compat.o`` (see ``compat.cc``).  The path
-goes to ``setup.py`` as ``FLASH_KDA_LINK_SYSROOT``: link with ``-L<sysroot>/lib`` first and ``<sysroot>/compat.o``.
-The stubs come from the zig compiler, which is used for nothing else: its C++ library and its headers do not go
-together with nvcc and libtorch.
+Layout: ``lib/`` (stub libraries and a ``libc.so`` linker script) and ``compat.o`` (see ``compat.cc``).  The
+path goes to ``setup.py`` as ``FLASH_KDA_LINK_SYSROOT``: link with ``-L<sysroot>/lib`` first and
+``<sysroot>/compat.o``. The stubs come from the zig compiler, which is used for nothing else: its C++ library
+and its headers do not go together with nvcc and libtorch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GLIBC = "2.28"
 COMPAT = Path(__file__).with_name("compat.cc")
 STANDARD = "-std=c++20"
 _PLAIN_NAMES = ("m", "dl", "pthread", "rt", "util", "resolv")
-_SCRIPT = "OUTPUT_FORMAT(elf64-x86-64)\nGROUP ( {libc} {static} )\n"
+_SCRIPT = "OUTPUT_FORMAT(elf64-x86-64)\nGROUP ( {libc} {static} AS_NEEDED ( {loader} ) )\n"
 
 
 def ensure(tools: Venv) -> Path:
@@ -91,21 +91,24 @@ def _add_plain_names(library: Path) -> None:
         versioned = sorted(library.glob(f"lib{name}.so.*"))
         if not versioned:
             raise ToolchainError(
-                f"zig made no stub of lib{name} in {library}.\nNext: check the ziglang version in ci/requirements/build.txt"
+                f"zig made no stub of lib{name} in {library}.\n"
+                "Next: check the ziglang version in ci/requirements/build.txt"
             )
         (library / f"lib{name}.so").symlink_to(versioned[0].name)
 
 
 def _write_libc_script(library: Path) -> None:
-    """``libc.so`` as a script, as glibc itself has it: without libc_nonshared.a a library that calls ``atexit``
-    links and then fails to load."""
+    """``libc.so`` as a script, as glibc itself has it: without libc_nonshared.a a library that calls
+    ``atexit`` links and then fails to load."""
     shown = subprocess.run(
         ["g++", "-print-file-name=libc_nonshared.a"], capture_output=True, text=True, check=True
     )
     static = Path(shown.stdout.strip())
     if not static.is_absolute():
         raise ToolchainError("g++ finds no libc_nonshared.a.\nNext: apt-get install libc6-dev")
-    (library / "libc.so").write_text(_SCRIPT.format(libc=library / "libc.so.6", static=static.resolve()))
+    # zig calls the loader's stub libld.so.2; libcudart_static takes __tls_get_addr from it.
+    places = {"libc": library / "libc.so.6", "static": static.resolve(), "loader": library / "libld.so.2"}
+    (library / "libc.so").write_text(_SCRIPT.format(**places))
 
 
 def _compile_compat(folder: Path) -> None:

@@ -1,9 +1,10 @@
 """Lets a CUDA build of torch be imported for its headers without the CUDA libraries it depends on.
 
 The index most people have serves a CUDA build of torch, and ``import torch`` then fails unless some 2.5 GB of
-nvidia-* wheels lie beside it (seen with 2.13.0: ``libcudnn.so.9: cannot open shared object file``).  A build of
-this project runs nothing of theirs, so each missing library becomes an empty one that defines the symbols torch's
-libraries look up, with their versions; every function returns 35, the runtime's "insufficient driver" code.
+nvidia-* wheels lie beside it (seen with 2.13.0: ``libcudnn.so.9: cannot open shared object file``).  A build
+of this project runs nothing of theirs, so each missing library becomes an empty one that defines the symbols
+torch's libraries look up, with their versions; every function returns 35, the runtime's "insufficient driver"
+code.
 
 ``python -m ci.torch_stubs FOLDER``: FOLDER is ``torch/lib`` of an environment used for building only.
 """

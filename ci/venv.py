@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import platform
+import subprocess
 import sys
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci import cache, torch_stubs
+from ci import cache, matrix, torch_stubs
 from ci.errors import ToolchainError
 from ci.process import run
 
@@ -49,36 +48,48 @@ class Venv:
         run(command, title=title, error=ToolchainError, hint=hint)
 
 
-def create(folder: Path) -> Venv:
-    """A new, empty environment of the running Python at `folder`."""
-    try:
-        venv.EnvBuilder(with_pip=True, symlinks=True, clear=True).create(folder)
-    except (OSError, SystemExit, Exception) as problem:
-        # Debian ships venv without ensurepip; the import error names neither the package nor the cure.
-        raise ToolchainError(
-            f"cannot create a virtual environment at {folder}: {problem}.\n"
-            f"Expected a Python with venv and pip, got {sys.executable}.\n"
-            "Next: apt-get install python3-venv, or use another Python."
-        ) from problem
+def create(folder: Path, python: Path) -> Venv:
+    """A new environment of the interpreter `python` at `folder`, holding pip alone."""
+    # Debian ships venv without ensurepip, and the error then names no package to install.
+    hint = "apt-get install python3-venv, or use another Python"
+    command: list[str | Path] = [python, "-m", "venv", "--clear", folder]
+    run(command, title=f"creating {folder.name}", error=ToolchainError, hint=hint)
     return Venv(folder)
 
 
-def locked(*names: str, torch: str | None = None) -> Venv:
-    """The cached environment holding each ``ci/requirements/<name>.txt`` and, without its dependencies, `torch`.
+def locked(*names: str, torch: str | None = None, python: Path | None = None) -> Venv:
+    """The cached environment holding each ``ci/requirements/<name>.txt`` and, without its dependencies,
+    `torch`.
 
-    The requirements are installed with ``--require-hashes``.  torch is pinned by version only: one version has
-    a CPU build and CUDA builds whose files differ, and which of them is served depends on the user's index.
-    A CUDA build is made importable by ``ci/torch_stubs.py``; it then sees no GPU.
+    The requirements are installed with ``--require-hashes``.  torch is pinned by version only: one version
+    has a CPU build and CUDA builds whose files differ, and which of them is served depends on the user's
+    index. A CUDA build is made importable by ``ci/torch_stubs.py``; it then sees no GPU.  `python` defaults
+    to the running interpreter.
     """
     locks = [REQUIREMENTS / f"{name}.txt" for name in names]
-    version = platform.python_version()
+    interpreter = python or Path(sys.executable)
+    version = _version(interpreter)
     digest = cache.key(torch or "", version, *(lock.read_bytes() for lock in locks))
     folder = cache.root() / "env" / f"{'-'.join(names)}-py{version}-{digest}"
-    return Venv(cache.make_once(folder, lambda path: _fill(path, locks, torch)))
+    return Venv(cache.make_once(folder, lambda path: _fill(path, locks, torch, interpreter)))
 
 
-def _fill(folder: Path, locks: list[Path], torch: str | None) -> None:
-    made = create(folder)
+def checks(python: Path | None = None) -> Venv:
+    """What tests and linters run in: one environment, since torch is the most of it."""
+    torch = matrix.load().project.torch_build
+    return locked("tests", "lint", "ci", "verify", torch=torch, python=python)
+
+
+def _version(interpreter: Path) -> str:
+    code = "import platform; print(platform.python_version())"
+    done = subprocess.run([interpreter, "-c", code], check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ToolchainError(f"{interpreter} does not run: {done.stderr.strip()}\nNext: name another Python")
+    return done.stdout.strip()
+
+
+def _fill(folder: Path, locks: list[Path], torch: str | None, interpreter: Path) -> None:
+    made = create(folder, interpreter)
     arguments = [word for lock in locks for word in ("-r", str(lock))]
     names = " ".join(lock.name for lock in locks)
     made.pip(
@@ -86,14 +97,16 @@ def _fill(folder: Path, locks: list[Path], torch: str | None) -> None:
     )
     if torch is not None:
         made.pip(
-            "--no-deps", f"torch=={torch}", title=f"installing torch {torch} alone", hint=_torch_hint(torch)
+            "--no-deps",
+            f"torch=={torch}",
+            title=f"installing torch {torch} alone",
+            hint=_torch_hint(torch, made),
         )
         torch_stubs.write(made.site_packages() / "torch" / "lib")
 
 
-def _torch_hint(torch: str) -> str:
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+def _torch_hint(torch: str, made: Venv) -> str:
     return (
-        f"if the index has no torch {torch} for Python {python}, run nox under a Python that has one "
-        "(for example: python3.11 -m pip install nox && python3.11 -m nox -s build_wheels)"
+        f"if the index has no torch {torch} for this Python ({_version(made.python)}), "
+        "run nox under one it has: python3.11 -m pip install nox && python3.11 -m nox -s build_wheels"
     )

@@ -1,0 +1,183 @@
+"""One row of the matrix from sources to a verified wheel: ``python -m ci.build [--cuda cu130] [--archs
+90a]``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci import cache, import_check, matrix, plan, resources, source, sysroot, toolchain, venv, wheels
+from ci.errors import BuildError, run_cli
+from ci.matrix import CudaRow
+from ci.process import CONSOLE, run
+from ci.repair import repair
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What may differ between two builds of one source without changing the wheel.
+
+    ``jobs`` and ``threads``: None leaves them to the plan.  ``aged`` seconds are taken off the sources' file
+    dates.
+    """
+
+    jobs: int | None = None
+    threads: int | None = None
+    umask: int = 0o022
+    timezone: str = "UTC"
+    locale: str = "C.UTF-8"
+    hash_seed: str = "0"
+    aged: int = 0
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a build stands on: Python environment, CUDA toolkit, link sysroot."""
+
+    python: venv.Venv
+    cuda_home: Path
+    sysroot: Path
+
+
+def tools_for(row: CudaRow) -> Tools:
+    """Everything a build of `row` needs, downloaded or made on first use."""
+    python = venv.locked("build", torch=matrix.load().project.torch_build)
+    return Tools(python, toolchain.ensure(row.toolkit), sysroot.ensure(python))
+
+
+def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) -> dict[str, str]:
+    """The whole environment of the build: nothing of the caller's but the way to its compilers.
+
+    Every variable that ``setup.py`` reads is set here, so that none is lost on the way (R1) and none leaks
+    in.
+    """
+    work, revision = _plan(row, archs), source.revision()
+    commit = f"{revision.commit}{'+dirty' if revision.dirty else ''}" if revision.commit else None
+    return {
+        "PATH": f"{tools.python.bin}:{os.environ.get('PATH', '/usr/bin:/bin')}",
+        "HOME": os.environ.get("HOME", "/"),
+        "LANG": conditions.locale,
+        "TZ": conditions.timezone,
+        "PYTHONHASHSEED": conditions.hash_seed,
+        "PYTHONNOUSERSITE": "1",
+        "CXX": "g++",
+        "CUDA_HOME": str(tools.cuda_home),
+        "FLASH_KDA_CUDA_ARCHS": archs,
+        "FLASH_KDA_CUDA_ARCHS_STRICT": "1",
+        "FLASH_KDA_LOCAL_VERSION": row.label,
+        "FLASH_KDA_LINK_SYSROOT": str(tools.sysroot),
+        "FLASH_KDA_SKIP_CUDA_BUILD": "0",
+        **({"FLASH_KDA_SOURCE_COMMIT": commit} if commit else {}),
+        "MAX_JOBS": str(conditions.jobs or work.jobs),
+        "NVCC_THREADS": str(conditions.threads or work.threads),
+        "SOURCE_DATE_EPOCH": str(revision.epoch),
+    }
+
+
+def _plan(row: CudaRow, archs: str) -> plan.Plan:
+    """Jobs and threads for this machine; the caller's MAX_JOBS and NVCC_THREADS win."""
+    sources = sum(name.endswith(".cu") for name in source.files())
+    emit = plan.emittable(row.toolkit, None)
+    return plan.make_plan(row.toolkit, archs, emit, [], resources.this_machine(), sources, os.environ)
+
+
+def build_row(
+    label: str,
+    archs: str | None = None,
+    out: Path = wheels.FOLDER,
+    *,
+    work: Path | None = None,
+    conditions: Conditions | None = None,
+) -> Path:
+    """Build, repair and return the wheel of the row `label`, put into `out`; it is not verified here.
+
+    `archs` narrows the row (``90a`` or ``90a,100a``); `work` is the folder to build in (default: a temporary
+    one). Raises ConfigError, ToolchainError, BuildError or PlatformError.
+    """
+    row = matrix.load().cuda_row(label)
+    tools = tools_for(row)
+    with tempfile.TemporaryDirectory(prefix="flash-kda-build-") as scratch:
+        folder = work or Path(scratch)
+        raw = compile_wheel(row, archs or row.value, tools, folder, conditions or Conditions())
+        return repair(raw, out, tools.python, source.revision().epoch)
+
+
+def compile_wheel(row: CudaRow, archs: str, tools: Tools, folder: Path, conditions: Conditions) -> Path:
+    """Copy the sources to `folder` and let setuptools make the wheel there; BuildError shows what failed."""
+    sources = source.copy(folder / "source")
+    _age(sources, conditions.aged)
+    dist = folder / "dist"
+    command: list[str | Path] = [
+        tools.python.python,
+        "-m",
+        "pip",
+        "wheel",
+        "-v",
+        "--no-build-isolation",
+        "--no-deps",
+        "--no-index",
+    ]
+    command += ["--no-cache-dir", "--disable-pip-version-check", "-w", dist, "."]
+    log = cache.root() / "logs" / f"build-{row.label}.log"
+    run(
+        command,
+        title=f"building {row.label} for {archs}",
+        error=BuildError,
+        hint=f"read {log}, then: nox -s build_wheels -- --cuda {row.label} --archs {archs.split(',')[0]}",
+        cwd=sources,
+        env=environment(row, archs, tools, conditions),
+        log=log,
+        umask=conditions.umask,
+    )
+    return _only_wheel(dist, log)
+
+
+def _age(folder: Path, seconds: int) -> None:
+    if seconds:
+        for path in folder.rglob("*"):
+            stamp = path.stat().st_mtime - seconds
+            os.utime(path, (stamp, stamp))
+
+
+def _only_wheel(dist: Path, log: Path) -> Path:
+    found = sorted(dist.glob("*.whl"))
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise BuildError(
+            f"the build succeeded but left {names} in {dist}; expected one wheel.\nNext: read {log}"
+        )
+    return found[0]
+
+
+def main() -> int:
+    """Command line: build and verify each row asked for."""
+    parser = argparse.ArgumentParser(prog="python -m ci.build", description="Build and verify wheels.")
+    parser.add_argument(
+        "--cuda", action="append", metavar="LABEL", help="row of ci/matrix.toml (default: every row)"
+    )
+    parser.add_argument("--archs", help="narrow the architectures, as a comma list")
+    parser.add_argument("--out", type=Path, default=wheels.FOLDER, help="folder for the wheels")
+    given = parser.parse_args()
+    for label in given.cuda or [row.label for row in matrix.load().rows]:
+        wheel = release(label, given.archs, given.out)
+        CONSOLE.print(f"[green]{wheel}[/green] {wheel.stat().st_size / 1e6:.2f} MB")
+    return 0
+
+
+def release(label: str, archs: str | None, out: Path) -> Path:
+    """Build the row `label` and put its wheel into `out` once it is verified and was imported.
+
+    A wheel that fails stays in ``out/unverified``, to be looked at; the CiError says why.
+    """
+    wheel = build_row(label, archs, out / "unverified")
+    wheels.verify(wheel, archs, out / "reports")
+    import_check.check(wheel)
+    return wheel.replace(out / wheel.name)
+
+
+if __name__ == "__main__":
+    sys.exit(run_cli(main))

@@ -1,0 +1,282 @@
+"""Runs tests/gpu against a wheel on the GPU it was built for, and writes down what happened.
+
+``python -m ci.gpu_tests --target sm90a [--wheel FILE]``.  Standard library only, no network: the machine with
+the GPU needs nothing but Python, torch, numpy and pytest.  The wheel goes, without dependencies, into a new
+environment that sees those; the tests run from a copy outside the source tree, so that they cannot import it
+by accident.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ci.archs import arch
+from ci.errors import ConfigError, GpuTestError, MetadataError, TargetMismatchError, run_cli
+
+ROOT = Path(__file__).resolve().parent.parent
+WHEELS = ROOT / "wheels"
+PLUGIN = Path(__file__).with_name("gpu_plugin.py")
+RESULT_ENV = "FLASH_KDA_GPU_TESTS_RESULT"
+TARGET_ENV = "FLASH_KDA_GPU_TARGET"
+
+# Run by the clean environment: what it would test, and on what.
+_PROBE = """
+import json, platform
+import torch
+import flash_kda
+found = torch.cuda.is_available()
+print("PROBE" + json.dumps({
+    "torch": torch.__version__,
+    "torch_cuda": torch.version.cuda,
+    "python": platform.python_version(),
+    "device": torch.cuda.get_device_name() if found else None,
+    "capability": list(torch.cuda.get_device_capability()) if found else None,
+    "flash_kda": flash_kda.__version__,
+    "flash_kda_file": flash_kda.__file__,
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where the wheel is installed: run `python` with `env` added, `folder` must hold ``flash_kda``."""
+
+    python: Path
+    folder: Path
+    env: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the clean environment has: versions, device name, compute capability (None: no GPU)."""
+
+    torch: str
+    torch_cuda: str | None
+    python: str
+    device: str | None
+    capability: list[int] | None
+    flash_kda: str
+    flash_kda_file: str
+
+
+def parse_target(text: str) -> arch.Target:
+    """The target of ``sm90a``; ConfigError when it is not one with kernels."""
+    try:
+        target = arch.parse_target(text)
+    except arch.ArchSelectionError as problem:
+        raise ConfigError(f"--target: {problem}") from problem
+    known = [row.target for row in arch.KERNEL_TARGETS]
+    if target not in known:
+        names = ", ".join(f"sm{row.name}" for row in known)
+        raise ConfigError(
+            f"--target {text}: expected one of {names}.\nNext: nox -s gpu_tests -- --target sm{known[0].name}"
+        )
+    return target
+
+
+def find_wheel(folder: Path = WHEELS) -> Path:
+    """The newest wheel in `folder`; ConfigError when there is none."""
+    wheels = sorted(folder.glob("flash_kda-*.whl"), key=lambda path: path.stat().st_mtime)
+    if not wheels:
+        raise ConfigError(f"no flash_kda wheel in {folder}.\nNext: nox -s build_wheels, or give --wheel FILE")
+    return wheels[-1]
+
+
+def install(wheel: Path, folder: Path) -> Environment:
+    """Install `wheel` alone into a new environment below `folder` that sees the packages of the running
+    Python."""
+    if not wheel.is_file():
+        raise ConfigError(f"--wheel {wheel}: no such file.\nNext: nox -s build_wheels")
+    home = folder / "env"
+    site = home / "site"
+    try:
+        venv.EnvBuilder(system_site_packages=True, with_pip=False, symlinks=True).create(home)
+        python = home / "bin" / "python"
+    except (OSError, subprocess.CalledProcessError):
+        python = Path(sys.executable)
+    # pip of the running Python: the new environment has none, and may not be able to get one.
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]
+    command += ["--disable-pip-version-check", "--target", str(site), str(wheel)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise MetadataError(
+            f"{wheel.name} cannot be installed:\n{done.stdout}{done.stderr}\nNext: nox -s verify_wheels"
+        )
+    # A virtual environment inside another sees the base's packages alone: those of the running one are added.
+    paths = [str(site), *(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))]
+    return Environment(python, site, {"PYTHONPATH": os.pathsep.join(paths), "PYTHONNOUSERSITE": "1"})
+
+
+def probe(environment: Environment, cwd: Path) -> Probe:
+    """Import torch and flash_kda in `environment`; GpuTestError when that fails or another flash_kda
+    answers."""
+    done = _python(environment, ["-c", _PROBE], cwd, capture=True)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("PROBE")), None)
+    if done.returncode != 0 or line is None:
+        raise GpuTestError(
+            f"the installed wheel cannot be imported:\n{done.stdout}{done.stderr}\nNext: python -m flash_kda"
+        )
+    found = Probe(**json.loads(line.removeprefix("PROBE")))
+    if not is_inside(found.flash_kda_file, environment):
+        raise GpuTestError(
+            f"flash_kda was imported from {found.flash_kda_file}; expected {environment.folder}.\n"
+            "Next: look for a .pth file that names another copy"
+        )
+    return found
+
+
+def is_inside(file: str | None, environment: Environment) -> bool:
+    """Whether `file`, where flash_kda was imported from, is the installed wheel's."""
+    return file is not None and Path(file).resolve().is_relative_to(environment.folder.resolve())
+
+
+def check_device(target: arch.Target, found: Probe) -> None:
+    """TargetMismatchError unless the GPU is one that runs code for `target`."""
+    wanted = f"a GPU of compute capability {target.major}.{target.minor} ({target.sm})"
+    if found.capability is None:
+        raise TargetMismatchError(
+            f"no GPU: expected {wanted}, but torch {found.torch} sees none.\n"
+            "Next: run on the machine that has one"
+        )
+    major, minor = found.capability
+    if not arch.runs(target, (major, minor)):
+        raise TargetMismatchError(
+            f"another GPU: expected {wanted}, got {found.device} ({major}.{minor}).\n"
+            f"Next: choose the target of this GPU, or another GPU with CUDA_VISIBLE_DEVICES"
+        )
+
+
+def run_tests(
+    environment: Environment, folder: Path, target: arch.Target, extra: list[str]
+) -> dict[str, Any]:
+    """Run a copy of tests/gpu with pytest; returns the plugin's result and the command."""
+    tests, result = folder / "tests", folder / "result.json"
+    shutil.copytree(ROOT / "tests", tests, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(PLUGIN, folder / "flash_kda_gpu_plugin.py")
+    environment.env["PYTHONPATH"] += os.pathsep + str(folder)
+    environment.env.update({RESULT_ENV: str(result), TARGET_ENV: target.name})
+    arguments = ["-m", "pytest", "-p", "flash_kda_gpu_plugin", "-p", "no:cacheprovider"]
+    config = ROOT / "pyproject.toml"
+    if config.is_file():
+        shutil.copyfile(config, folder / "pyproject.toml")
+    arguments += ["-ra", "tests/gpu", *extra]
+    code = _python(environment, arguments, folder, capture=False).returncode
+    if not result.is_file():
+        raise GpuTestError(f"pytest ended with code {code} and left no result.\nNext: read its output above")
+    found: dict[str, Any] = json.loads(result.read_text())
+    own = is_inside(found["flash_kda_file"], environment)
+    return {**found, "exit_code": code, "own_package": own, "command": shlex.join(["python", *arguments])}
+
+
+def _python(
+    environment: Environment, arguments: list[str], cwd: Path, *, capture: bool
+) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [str(environment.python), *arguments]
+    env = {**inherited, **environment.env}
+    return subprocess.run(command, check=False, cwd=cwd, env=env, text=True, capture_output=capture)
+
+
+def driver_version() -> str | None:
+    """The driver's version by nvidia-smi, else by the kernel module, else None."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        shown = subprocess.run(query, check=False, capture_output=True, text=True)
+        if shown.returncode == 0:
+            return shown.stdout.splitlines()[0].strip()
+    except OSError:
+        pass
+    module = Path("/proc/driver/nvidia/version")
+    match = re.search(r"(\d+\.\d+(?:\.\d+)?)", module.read_text()) if module.is_file() else None
+    return match.group(1) if match else None
+
+
+def make_record(wheel: Path, target: arch.Target, found: Probe, result: dict[str, Any]) -> dict[str, Any]:
+    """What is written down: the wheel, the device, the software, the counts and the verdict."""
+    device = {name: value for name, value in asdict(found).items() if name != "flash_kda_file"}
+    return {
+        "wheel": wheel.name,
+        "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        "target": f"sm{target.name}",
+        **device,
+        "driver": driver_version(),
+        "pytest": result["pytest"],
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": result["command"],
+        "counts": result["counts"],
+        "skip_reasons": result["skip_reasons"],
+        "exit_code": result["exit_code"],
+        "verdict": verdict(result),
+    }
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """``passed``, ``failed``, ``nothing ran`` (all skipped, or none found) or ``another flash_kda was
+    tested``."""
+    counts = result["counts"]
+    if counts["failed"] or counts["errors"] or result["exit_code"] not in (0, 5):
+        return "failed"
+    if not counts["passed"]:
+        return "nothing ran"
+    return "passed" if result["own_package"] else "another flash_kda was tested"
+
+
+def write_record(record: dict[str, Any], folder: Path) -> Path:
+    """Write `record` as ``<wheel sha256, 16 digits>-<target>.json``; a later run of the same pair replaces
+    it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record['wheel_sha256'][:16]}-{record['target']}.json"
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    return path
+
+
+def gpu_tests(target: arch.Target, wheel: Path, records: Path, extra: list[str]) -> dict[str, Any]:
+    """Install, probe, refuse another device, test, record; GpuTestError when not every test that ran
+    passed."""
+    with tempfile.TemporaryDirectory(prefix="flash-kda-gpu-") as scratch:
+        folder = Path(scratch)
+        environment = install(wheel, folder)
+        found = probe(environment, folder)
+        check_device(target, found)
+        print(f"{wheel.name} on {found.device}, torch {found.torch}, Python {found.python}", flush=True)
+        result = run_tests(environment, folder, target, extra)
+        record = make_record(wheel, target, found, result)
+        path = write_record(record, records)
+        print(f"record: {path}", flush=True)
+    if record["verdict"] != "passed":
+        raise GpuTestError(
+            f"{record['verdict']}: {record['counts']}.\nExpected only passes.\nNext: read {path}"
+        )
+    return record
+
+
+def main() -> int:
+    """Command line; what it does not know goes to pytest."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.gpu_tests", description="Run tests/gpu against a wheel."
+    )
+    parser.add_argument("--target", required=True, help="the GPU's target, for example sm90a")
+    parser.add_argument("--wheel", type=Path, help="default: the newest in wheels/")
+    parser.add_argument("--records", type=Path, default=WHEELS / "records", help="folder for the record")
+    given, extra = parser.parse_known_args()
+    target = parse_target(given.target)
+    gpu_tests(target, (given.wheel or find_wheel()).resolve(), given.records, extra)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_cli(main))

@@ -1,0 +1,87 @@
+"""Installs wheels beside a torch without a GPU and uses them: ``python -m ci.import_check [--python 3.12]
+[FILE ...]``.
+
+Shows that one wheel serves another Python, that it loads without CUDA, that the reference backend answers,
+and that an error thrown in C++ arrives as a Python exception (a library with its own copy of libgcc aborts
+there instead).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from ci import wheels
+from ci.errors import AbiError, ConfigError, MetadataError, run_cli
+from ci.process import run
+from ci.venv import Venv, checks
+
+PROBE = Path(__file__).with_name("import_probe.py")
+
+
+def interpreter(given: str | None) -> Path:
+    """The Python meant by ``3.12`` or a path (None: the running one); ConfigError when there is none."""
+    if given is None:
+        return Path(sys.executable)
+    found = given if os.sep in given else shutil.which(f"python{given}")
+    if found is None or not Path(found).expanduser().is_file():
+        raise ConfigError(
+            f"--python {given}: no such interpreter.\nNext: install it, or give the path of one"
+        )
+    return Path(found).expanduser()
+
+
+def check(wheel: Path, python: Path | None = None) -> None:
+    """Install `wheel` alone into a folder and run ``import_probe.py`` on it.
+
+    Raises MetadataError when pip refuses the wheel and AbiError when it does not load or does not answer.
+    """
+    tools = checks(python)
+    with tempfile.TemporaryDirectory(prefix="flash-kda-import-") as scratch:
+        site = Path(scratch, "site")
+        _install(wheel, site, tools)
+        env = {
+            "PATH": os.environ.get("PATH", ""),
+            "HOME": scratch,
+            "PYTHONPATH": str(site),
+            "PYTHONNOUSERSITE": "1",
+        }
+        command = [tools.python, PROBE, site]
+        hint = "the last line above names what failed; python -m ci.verify WHEEL shows what the library needs"
+        run(command, title=f"using {wheel.name}", error=AbiError, hint=hint, cwd=Path(scratch), env=env)
+
+
+def _install(wheel: Path, site: Path, tools: Venv) -> None:
+    command: list[str | Path] = [
+        tools.python,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--disable-pip-version-check",
+    ]
+    command += ["--target", site, wheel]
+    run(command, title=f"installing {wheel.name}", error=MetadataError, hint="nox -s verify_wheels")
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.import_check", description="Import wheels without a GPU."
+    )
+    parser.add_argument("wheel", type=Path, nargs="*", help="default: all in wheels/")
+    parser.add_argument("--python", help="version such as 3.12, or the path of an interpreter")
+    given = parser.parse_args()
+    python = interpreter(given.python)
+    for wheel in given.wheel or wheels.built():
+        check(wheel.resolve(), python)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_cli(main))

@@ -1,0 +1,148 @@
+"""Builds one row twice under different conditions and compares the bytes.
+
+``python -m ci.reproduce [--cuda LABEL] [--archs LIST] [--against WHEEL]``.
+
+The two builds differ in folder, job and thread count, umask, time zone, locale, hash seed, file dates and
+clock; the wheels must not.  ``--against FILE`` builds once and compares with a wheel somebody else built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+from ci import build, matrix
+from ci.errors import ConfigError, ReproducibilityError, run_cli
+from ci.process import CONSOLE
+
+FIRST = build.Conditions(jobs=1, threads=1)
+SECOND = build.Conditions(
+    jobs=2, threads=2, umask=0o077, timezone="Pacific/Auckland", locale="C", hash_seed="4321", aged=40_000_000
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One place where two wheels differ: the member and, inside a library, the ELF section."""
+
+    member: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.member}: {self.what}"
+
+
+def compare(first: Path, second: Path) -> list[Difference]:
+    """Every place where two wheels differ; empty exactly when the files are the same bytes."""
+    if first.read_bytes() == second.read_bytes():
+        return []
+    with zipfile.ZipFile(first) as one, zipfile.ZipFile(second) as two:
+        found = [*_names(first, second), *_members(one, two)]
+    return found or [Difference("zip", "same members, other container bytes (compression or layout)")]
+
+
+def _names(first: Path, second: Path) -> Iterator[Difference]:
+    if first.name != second.name:
+        yield Difference("file name", f"{first.name} against {second.name}")
+
+
+def _members(one: zipfile.ZipFile, two: zipfile.ZipFile) -> Iterator[Difference]:
+    left = {info.filename: info for info in one.infolist()}
+    right = {info.filename: info for info in two.infolist()}
+    for name in sorted(left.keys() ^ right.keys()):
+        yield Difference(name, f"only in the {'first' if name in left else 'second'} wheel")
+    for name in sorted(left.keys() & right.keys()):
+        a, b = one.read(name), two.read(name)
+        if a != b:
+            yield from _contents(name, a, b)
+        if left[name].date_time != right[name].date_time:
+            yield Difference(name, f"date {left[name].date_time} against {right[name].date_time}")
+        if left[name].external_attr != right[name].external_attr:
+            modes = f"{left[name].external_attr >> 16:o} against {right[name].external_attr >> 16:o}"
+            yield Difference(name, f"mode {modes}")
+
+
+def _contents(name: str, a: bytes, b: bytes) -> Iterator[Difference]:
+    try:
+        one, two = sections(a), sections(b)
+    except ELFError:
+        yield Difference(name, first_difference(a, b))
+        return
+    differing = [key for key in sorted(one.keys() | two.keys()) if one.get(key) != two.get(key)]
+    for key in differing:
+        yield Difference(name, f"section {key}: {first_difference(one.get(key, b''), two.get(key, b''))}")
+    if not differing:
+        yield Difference(name, f"outside the sections (headers): {first_difference(a, b)}")
+
+
+def sections(data: bytes) -> dict[str, bytes]:
+    """Contents of the sections of an ELF file by name; raises ELFError when it is none."""
+    elf = ELFFile(io.BytesIO(data))
+    return {section.name or "(unnamed)": section.data() for section in elf.iter_sections()}
+
+
+def first_difference(a: bytes, b: bytes) -> str:
+    """Where and how two byte strings first differ, in a line."""
+    sizes = f"{len(a)} against {len(b)} bytes, " if len(a) != len(b) else ""
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    context = slice(max(0, at - 16), at + 32)
+    return f"{sizes}first at offset {at}: {a[context]!r} against {b[context]!r}"
+
+
+def reproduce(label: str, archs: str | None, against: Path | None) -> str:
+    """Build twice (or once, beside `against`) and compare; returns the common sha256.
+
+    Raises ReproducibilityError naming each wheel member and ELF section that differs.
+    """
+    with tempfile.TemporaryDirectory(prefix="flash-kda-") as scratch:
+        first = against or _built(label, archs, Path(scratch, "one"), FIRST)
+        second = _built(label, archs, Path(scratch, "two", "a-folder-further-down"), SECOND)
+        differences = compare(first, second)
+        if differences:
+            kept = "\n".join(f"  {difference}" for difference in differences)
+            raise ReproducibilityError(
+                f"two builds of {label}: expected the same bytes, got {len(differences)} differences:\n"
+                f"{kept}\n"
+                "Next: look for a path, a date or an unsorted list in what the section holds"
+            )
+        return hashlib.sha256(second.read_bytes()).hexdigest()
+
+
+def _built(label: str, archs: str | None, folder: Path, conditions: build.Conditions) -> Path:
+    folder.mkdir(parents=True)
+    return build.build_row(label, archs, folder / "wheels", work=folder, conditions=conditions)
+
+
+def main() -> int:
+    """Command line."""
+    rows = [row.label for row in matrix.load().rows]
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.reproduce", description="Build twice, compare the bytes."
+    )
+    parser.add_argument(
+        "--cuda", action="append", metavar="LABEL", help=f"row, or 'all' (default: {rows[0]})"
+    )
+    parser.add_argument("--archs", help="narrow the architectures, as a comma list")
+    parser.add_argument("--against", type=Path, metavar="WHEEL", help="compare one build with this wheel")
+    given = parser.parse_args()
+    if given.against is not None and not given.against.is_file():
+        raise ConfigError(f"--against {given.against}: no such file.\nNext: nox -s build_wheels")
+    labels = given.cuda or rows[:1]
+    for label in rows if labels == ["all"] else labels:
+        digest = reproduce(label, given.archs, given.against)
+        CONSOLE.print(f"[green]same bytes[/green] {label}: sha256 {digest}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_cli(main))

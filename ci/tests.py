@@ -1,0 +1,24 @@
+"""Runs the tests that need no GPU, in an environment of the cache: ``python -m ci.tests [PYTEST ARGS]``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from ci.errors import run_cli
+from ci.venv import checks
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("tests/unit", "tests/build")
+
+
+def main() -> int:
+    """Command line; returns pytest's exit code (no test found is 5, a failure too)."""
+    arguments = sys.argv[1:] or list(FOLDERS)
+    command = [str(checks().python), "-m", "pytest", *arguments]
+    return subprocess.run(command, check=False, cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(run_cli(main))

@@ -1,0 +1,51 @@
+"""Refreshes the locks in ``ci/requirements`` from the ``.in`` files: ``python -m ci.update [NAME ...]``.
+
+One resolution serves every Python from the oldest of the matrix on, with the hash of each file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from ci import matrix, venv
+from ci.errors import ConfigError, ToolchainError, run_cli
+from ci.process import run
+
+
+def inputs(names: list[str], folder: Path = venv.REQUIREMENTS) -> list[Path]:
+    """The ``.in`` files of `names` (default: all); ConfigError naming those there are."""
+    every = {path.stem: path for path in sorted(folder.glob("*.in"))}
+    unknown = sorted(set(names) - set(every))
+    if unknown:
+        raise ConfigError(f"no ci/requirements/{unknown[0]}.in; expected one of {', '.join(every)}.")
+    return [every[name] for name in names or every]
+
+
+def refresh(source: Path, tools: venv.Venv, oldest: str) -> None:
+    """Write the lock of one ``.in`` file beside it."""
+    command = [str(tools.bin / "uv"), "pip", "compile", "--universal", "--generate-hashes", "--upgrade"]
+    command += ["--python-version", oldest, source.name, "-o", source.with_suffix(".txt").name]
+    title, hint = f"locking {source.name}", "read which two requirements disagree, and change one"
+    env = {**os.environ, "UV_CUSTOM_COMPILE_COMMAND": "nox -s update"}
+    run(command, title=title, error=ToolchainError, hint=hint, cwd=source.parent, env=env)
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.update", description="Refresh the locks of ci/requirements."
+    )
+    parser.add_argument("name", nargs="*", help="for example build (default: all)")
+    given = parser.parse_args()
+    tag = matrix.load().project.python_tag
+    tools = venv.locked("update")
+    for source in inputs(given.name):
+        refresh(source, tools, f"{tag[2]}.{tag[3:]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_cli(main))

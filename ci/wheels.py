@@ -1,0 +1,59 @@
+"""Verifies wheels and keeps their reports: ``python -m ci.wheels [FILE ...]`` (default: all in
+``wheels/``)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ci.errors import CiError, ConfigError, run_cli
+from ci.process import CONSOLE
+
+FOLDER = Path(__file__).resolve().parent.parent / "wheels"
+
+
+def verify(wheel: Path, archs: str | None = None, reports: Path = FOLDER / "reports") -> None:
+    """Verify one wheel against the checked-in expectations and keep the report in the folder `reports`.
+
+    `archs` is what the wheel was narrowed to (default: the whole row).  Raises the CiError of the first
+    failure.
+    """
+    from ci.verify import verify_wheel  # its checkers are installed only where wheels are verified
+
+    report = verify_wheel(wheel, expect=archs)
+    report.print(CONSOLE)
+    reports.mkdir(parents=True, exist_ok=True)
+    (reports / f"{wheel.stem}.json").write_text(report.as_json() + "\n")
+    report.raise_on_failure()
+
+
+def built(folder: Path = FOLDER) -> list[Path]:
+    """The wheels in `folder`; ConfigError when there is none, since verifying nothing is no success."""
+    found = sorted(folder.glob("*.whl"))
+    if not found:
+        raise ConfigError(
+            f"no wheel in {folder}; expected at least one.\nNext: nox -s build_wheels, or name a file"
+        )
+    return found
+
+
+def main() -> int:
+    """Command line: verify every wheel, then fail with the first failure."""
+    parser = argparse.ArgumentParser(prog="python -m ci.wheels", description="Verify wheels.")
+    parser.add_argument("wheel", type=Path, nargs="*", help="default: all in wheels/")
+    parser.add_argument("--archs", help="what the wheels were narrowed to, as a comma list")
+    given = parser.parse_args()
+    failures: list[CiError] = []
+    for wheel in given.wheel or built():
+        try:
+            verify(wheel, given.archs)
+        except CiError as problem:
+            failures.append(problem)
+    if failures:
+        raise failures[0]
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_cli(main))

@@ -1,0 +1,67 @@
+"""Sessions of the factory.  Each installs what ``ci/`` imports and calls it; the work is there."""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "build_wheels", "tests"]
+
+
+def call(session: nox.Session, module: str, *arguments: str, also: str | None = None) -> None:
+    """Run ``python -m ci.<module>`` in the session's environment, what follows ``--`` passed on."""
+    names = ["ci", *([also] if also else [])]
+    locks = [word for name in names for word in ("-r", f"ci/requirements/{name}.txt")]
+    session.install("--require-hashes", *locks)
+    session.run("python", "-m", f"ci.{module}", *arguments, *session.posargs)
+
+
+@nox.session
+def build_wheels(session: nox.Session) -> None:
+    """Toolchain, build, repair, verify: every row, or ``-- --cuda cu130 --archs LIST`` for one."""
+    call(session, "build", also="verify")
+
+
+@nox.session
+def verify_wheels(session: nox.Session) -> None:
+    """Verify every wheel in wheels/, or ``-- FILE``."""
+    call(session, "wheels", also="verify")
+
+
+@nox.session
+def reproduce(session: nox.Session) -> None:
+    """Build twice under different conditions and compare the bytes; ``-- --cuda all`` for every row."""
+    call(session, "reproduce")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Everything that needs no GPU; arguments after ``--`` go to pytest."""
+    call(session, "tests")
+
+
+@nox.session(venv_backend="none")
+def gpu_tests(session: nox.Session) -> None:
+    """Test a wheel on its GPU beside the torch of the active Python: ``-- --target sm90a [--wheel FILE]``."""
+    session.run("python", "-m", "ci.gpu_tests", *session.posargs)
+
+
+@nox.session
+def import_matrix(session: nox.Session) -> None:
+    """Import the wheels under other Pythons without a GPU: ``-- --python 3.12`` (version or path)."""
+    call(session, "import_check")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Format, lint, types, architectures written twice; ``-- --fix`` rewrites what can be."""
+    call(session, "lint")
+
+
+@nox.session
+def update(session: nox.Session) -> None:
+    """Refresh the locks of the tools and of the CUDA toolkits."""
+    call(session, "update")
+    session.run("python", "-m", "ci.toolchain", "update")
