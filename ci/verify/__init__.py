@@ -1,4 +1,4 @@
-"""Verification of a built wheel or library: facts are gathered, each concern judges them, a report says the rest.
+"""Verification of a built wheel or library: facts are gathered, each concern judges them, a report is made.
 
 ``python -m ci.verify WHEEL_OR_SO [--expect 90a,100a] [--row cu130] [--json] [--cuobjdump PATH]``
 """
@@ -12,7 +12,7 @@ from ci.verify import expectations as expectations_module
 from ci.verify.abi import check_abi
 from ci.verify.facts import Facts
 from ci.verify.floor import check_platform
-from ci.verify.gather import gather
+from ci.verify.gather import gather_facts
 from ci.verify.metadata import check_metadata, check_size
 from ci.verify.report import Report
 from ci.verify.request import Request, make_request
@@ -33,7 +33,7 @@ def verify_wheel(
     """Verify a wheel, or a shared library given alone (then without the checks of the archive).
 
     `expect` is a list of architectures such as ``90a,100f+PTX`` (default: the row's), `row` a label of
-    ``ci/matrix.toml`` (default: the one in the wheel's name), `cuobjdump` the program to use (default: that of the
+    ``ci/matrix.toml`` (default: the one in the wheel's name), `cuobjdump` the program (default: that of the
     row's locked toolkit), `expectations` and `matrix` other files, for tests.
 
     Returns the report whatever it says; ``Report.raise_on_failure`` raises the CiError of the first failure.
@@ -42,7 +42,7 @@ def verify_wheel(
     table = matrix_module.load(matrix)
     request = make_request(path, expectations_module.load(expectations), table, expect, row)
     tool = cuobjdump or default_cuobjdump(request.row.toolkit if request.row else table.rows[-1].toolkit)
-    return judge(gather(path, tool, oldest_python(request.project.python_tag)), request)
+    return judge(gather_facts(path, tool, oldest_python(request.project.python_tag)), request)
 
 
 def judge(facts: Facts, request: Request) -> Report:

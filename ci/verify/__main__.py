@@ -12,7 +12,7 @@ from rich.console import Console
 from ci import matrix
 from ci.errors import run_cli
 from ci.verify import default_cuobjdump, oldest_python, verify_wheel
-from ci.verify.gather import gather
+from ci.verify.gather import gather_facts
 from ci.verify.observe import observe
 
 _WIDTH = 160  # of the report when it goes to a file
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ci.verify",
-        description="Verify a wheel or a shared library. 'observe ARTIFACT' prints an expectation file instead.",
+        description="Verify a wheel or a library. 'observe ARTIFACT' prints an expectation file instead.",
     )
     parser.add_argument("artifact", type=Path, help="a .whl or .so file")
     parser.add_argument(
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 def _observe_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ci.verify observe",
-        description="Print wheels/expectations/kernels.toml as the artifact is now, for a person to review and commit.",
+        description="Print the artifact as a kernels.toml of wheels/expectations, for a person to review.",
     )
     parser.add_argument("artifact", type=Path, help="a .whl or .so file")
     parser.add_argument(
@@ -76,7 +76,7 @@ def _verify(options: argparse.Namespace) -> int:
 def _observe(options: argparse.Namespace) -> int:
     table = matrix.load()
     tool = options.cuobjdump or default_cuobjdump(table.rows[-1].toolkit)
-    print(observe(gather(options.artifact, tool, oldest_python(table.project.python_tag))), end="")
+    print(observe(gather_facts(options.artifact, tool, oldest_python(table.project.python_tag))), end="")
     return 0
 
 

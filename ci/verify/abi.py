@@ -17,11 +17,11 @@ from ci.verify.verdicts import Sheet, Verdict, listing
 # A mangled name with at::, c10:: or torch:: as an outer namespace or inside a type: the C++ side of libtorch.
 _TORCH_CXX = re.compile(r"^_Z.*(?<![0-9])(?:2at|3c10|5torch)")
 _PYTHON = re.compile(r"^_?Py")
-_HINT = "Use torch/csrc/stable and torch/headeronly only (no torch/torch.h, ATen/ or c10/), with TORCH_TARGET_VERSION set."
+_HINT = "Include torch/csrc/stable and torch/headeronly only, and compile with TORCH_TARGET_VERSION set."
 
 
 def check_abi(libraries: Iterable[Library], request: Request) -> Verdict:
-    """Only the stable C shim of torch, none newer than the target torch; nothing outside Python's limited API."""
+    """Only torch's stable C shim, none newer than the target torch; nothing outside Python's limited API."""
     sheet = Sheet("abi", AbiError, _HINT)
     for library in libraries:
         shims = [symbol for symbol in library.elf.undefined if _is_shim(symbol, request.platform)]

@@ -18,15 +18,18 @@ from packaging.tags import parse_tag
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from ci.errors import MetadataError
-from ci.verify.facts import Metadata, PlatformAudit, Wheel
+from ci.verify.facts import Metadata, Wheel
 
 BUILD_RECORD = "build_record.json"
 _VERSION_FILE = "_version.py"
 _VERSION = re.compile(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 
 
-def read_wheel(path: Path, platform: PlatformAudit | None, content_problems: Sequence[str]) -> Wheel:
-    """Read the archive's facts; MetadataError when it is no wheel at all (bad zip, bad name, no dist-info)."""
+def read_wheel(path: Path) -> Wheel:
+    """Read the archive's facts; MetadataError when it is no wheel at all (bad zip, bad name, no dist-info).
+
+    What other checkers say of it (`content_problems`, `platform`) is left empty.
+    """
     name, version, tags = _parse_filename(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -46,9 +49,9 @@ def read_wheel(path: Path, platform: PlatformAudit | None, content_problems: Seq
                 metadata=_metadata(_read(archive, f"{dist_info}/METADATA", path)),
                 module_version=_module_version(archive, members),
                 record_problems=tuple(_record_problems(archive, dist_info)),
-                content_problems=tuple(content_problems),
+                content_problems=(),
                 build_record=_build_record(archive, members),
-                platform=platform,
+                platform=None,
             )
     except zipfile.BadZipFile as error:
         raise MetadataError(f"{path.name}: expected a zip archive, got: {error}. Build it again.") from error

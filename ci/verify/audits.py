@@ -1,5 +1,7 @@
-"""The verdicts of other people's checkers, gathered as facts: auditwheel, abi3audit, torch-abi-audit, and
-check-wheel-contents.  Each runs as its own process or library call with a form of output that is checked here."""
+"""What other people's checkers say, as facts: auditwheel, abi3audit, torch-abi-audit, check-wheel-contents.
+
+Output in a form that is not known here is an error: a checker that did not run found nothing wrong.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from typing import Any
 from ci.errors import ToolchainError
 from ci.verify.facts import PlatformAudit, PythonAudit, TorchAudit
 
-_CONTENT_LINE = re.compile(r"^(?:.*\.whl): (?:(W\d+: .*)|(OK))$")
+_INSTALL = "Install the pinned tools: python -m pip install -r ci/requirements/verify.txt"
+_CONTENT_LINE = re.compile(r"^(?:.*\.whl): (?:(W\d+: .*|invalid wheel: .*)|(OK))$")
 
 
 def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,8 +32,8 @@ def _json_of(tool: str, done: subprocess.CompletedProcess[str]) -> dict[str, Any
         value = None
     if not isinstance(value, dict):
         raise ToolchainError(
-            f"{tool}: expected a JSON object, got exit status {done.returncode} and:\n{done.stdout}{done.stderr}\n"
-            "Install the pinned tools: python -m pip install -r ci/requirements/verify.txt"
+            f"{tool}: expected a JSON object, got exit status {done.returncode} and:\n"
+            f"{done.stdout}{done.stderr}\n{_INSTALL}"
         )
     return value
 
@@ -77,6 +80,11 @@ def audit_torch(library: Path) -> TorchAudit:
     Trap: it reads symbols with ``nm`` and takes a failing nm for a library without symbols, so its counts are
     compared with our own reading of .dynsym (ci/verify/abi.py).
     """
+    if sys.version_info < (3, 11):
+        raise ToolchainError(
+            "torch-abi-audit needs Python 3.11 or newer, this is 3.10: the torch ABI cannot be judged.\n"
+            "Run: python3.11 -m nox -s verify_wheels"
+        )
     from torch_abi_audit import inspect_extension
 
     if shutil.which("nm") is None:
@@ -99,14 +107,14 @@ def audit_contents(wheel: Path) -> tuple[str, ...]:
     done = _run("check_wheel_contents", "--no-config", str(wheel))
     findings: list[str] = []
     matched = False
-    for line in done.stdout.splitlines():
+    for line in (done.stdout + done.stderr).splitlines():
         match = _CONTENT_LINE.match(line)
         matched = matched or match is not None
         if match and match.group(1):
             findings.append(match.group(1))
     if not matched or (done.returncode != 0) != bool(findings):
         raise ToolchainError(
-            f"check-wheel-contents: expected 'FILE: OK' or 'FILE: Wnnn: ...', got exit status {done.returncode} and:\n"
-            f"{done.stdout}{done.stderr}\nInstall the pinned tools: python -m pip install -r ci/requirements/verify.txt"
+            f"check-wheel-contents: expected 'FILE: OK' or 'FILE: Wnnn: ...', got exit status "
+            f"{done.returncode} and:\n{done.stdout}{done.stderr}\n{_INSTALL}"
         )
     return tuple(findings)

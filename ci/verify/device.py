@@ -1,10 +1,12 @@
 """Facts of the device side of a shared library, read from cuobjdump's text.
 
-Traps (cuobjdump 13.5.37): the exit code is 0 for a library with PTX alone, so it is no verdict; ``-lelf`` shows
-100f as ``sm_100``; a plain dump prints ``arch =`` for PTX as for machine code; when a library has a linked and a
-relocatable fatbin section only the linked one is shown (``-rdc`` objects that nobody device-linked, in section
-``__nv_relfatbin``, are judged by that section's name).  Whatever this parser does not recognise is an error: a tool
-whose format changed must not make a check pass because nothing was found.
+Traps (cuobjdump 13.5.37): the exit code is 0 for a library with PTX alone, so it is no verdict; ``-lelf``
+shows 100f as ``sm_100``; a plain dump prints ``arch =`` for PTX as for machine code; spills are counted as
+STACK, LOCAL stays 0; of a linked and a relocatable fatbin section only the linked one is shown (the other, of
+``-rdc`` objects that nobody device-linked, is judged by its name).
+
+Whatever this parser does not recognise is an error: a tool whose format changed must not make a check pass
+because nothing was found.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class _Draft:
 
 
 def read_images(library: Path, cuobjdump: Path) -> tuple[Image, ...]:
-    """List the device images of `library`; empty when it has none.  ToolchainError when the tool's text is unknown."""
+    """The device images of `library`, perhaps none; ToolchainError when the tool's text is unknown."""
     done = _run([str(cuobjdump), "-symbols", "-res-usage", "-sass", str(library)])
     if done.returncode != 0:
         if _NO_DEVICE_CODE in done.stdout + done.stderr:
@@ -63,7 +65,7 @@ def read_images(library: Path, cuobjdump: Path) -> tuple[Image, ...]:
 
 
 def read_toolkits(library: Path, cuobjdump: Path) -> tuple[str, ...]:
-    """CUDA releases that the machine-code images name as their compiler, sorted, for example ``("13.0",)``."""
+    """CUDA releases that the machine-code images name as their compiler, sorted: ``("13.0",)``."""
     with tempfile.TemporaryDirectory(prefix="flash-kda-cubins-") as folder:
         done = _run([str(cuobjdump), "-xelf", "all", str(library.resolve())], folder)
         cubins = sorted(Path(folder).glob("*.cubin"))
@@ -84,7 +86,7 @@ def _run(command: list[str], folder: str | None = None) -> subprocess.CompletedP
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except OSError as error:
         raise ToolchainError(
-            f"cannot run {command[0]}: {error}. Expected cuobjdump of the locked toolkit; name one with --cuobjdump."
+            f"cannot run {command[0]}: {error}. Expected cuobjdump of the locked toolkit; see --cuobjdump."
         ) from error
 
 
@@ -184,5 +186,5 @@ def _kernel(draft: _Draft, entry: str) -> Kernel:
 def _unknown(expected: str, got: str) -> ToolchainError:
     return ToolchainError(
         f"cuobjdump's output has a form this checker does not know: expected {expected}, got {got}. "
-        "Nothing was verified. Run cuobjdump -symbols -res-usage -sass on the library, and teach ci/verify/device.py."
+        "Nothing was verified. Run cuobjdump -symbols -res-usage -sass on it; adapt ci/verify/device.py."
     )

@@ -21,7 +21,7 @@ EVERY_ARCH = "all"
 
 @dataclass(frozen=True)
 class Budget:
-    """Upper limits of one kernel on one architecture: registers a thread; stack, local and static shared bytes."""
+    """Limits of one kernel on one architecture: registers a thread; stack, local, static shared bytes."""
 
     registers: int
     stack: int
@@ -31,10 +31,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class KernelGroup:
-    """Kernel entries (mangled names) with the same limits; `archs` None means every architecture of the wheel.
+    """Kernel entries (mangled names) with the same limits; `archs` None means each architecture of the wheel.
 
-    `budget` has an entry for each architecture.  `require` and `forbid` are opcodes: ``HMMA`` stands for itself
-    and everything ``HMMA.*``; ``LDGSTS|UBLKCP`` for either; `require_on` adds some for one architecture.
+    `budget` has an entry for each architecture.  `require` and `forbid` are opcodes: ``HMMA`` stands for
+    itself and all ``HMMA.*``; ``LDGSTS|UBLKCP`` for either; `require_on` adds some for one architecture.
     """
 
     symbols: tuple[str, ...]
@@ -47,7 +47,7 @@ class KernelGroup:
 
 @dataclass(frozen=True)
 class LibraryExpectation:
-    """One library: `path` in the wheel, its kernels, device functions and external device symbols it may have."""
+    """One library: `path` in the wheel, its kernels, device functions and external symbols it may have."""
 
     path: str
     groups: tuple[KernelGroup, ...]

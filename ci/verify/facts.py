@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel entry of one image: resources as ``cuobjdump --dump-resource-usage`` prints them, and opcodes.
+    """One kernel entry of one image: resources as ``cuobjdump -res-usage`` prints them, and opcodes.
 
     `stack`, `local` and `shared` are bytes, `shared` static and with the 1024 bytes that the system reserves
     from sm_90 on.  `opcodes` counts the instructions by full mnemonic, for example ``HMMA.16816.F32.BF16``.
@@ -68,7 +68,7 @@ class Elf:
 
 @dataclass(frozen=True)
 class TorchAudit:
-    """What torch-abi-audit says of a library; `minimum` is for example ``2.10.0``, None without torch symbols."""
+    """What torch-abi-audit says of a library; `minimum` is such as ``2.10.0``, None without torch symbols."""
 
     unstable: tuple[str, ...]
     shims: int
@@ -90,7 +90,7 @@ class PythonAudit:
 class Library:
     """One shared library; `path` is its place in the wheel, or its file name when it was given alone.
 
-    `toolkits` are the CUDA releases that compiled the images, for example ``13.0``, as the images themselves say.
+    `toolkits` are the CUDA releases that compiled the images, such as ``13.0``, as the images themselves say.
     """
 
     path: str
@@ -127,7 +127,7 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Wheel:
-    """The archive around the libraries; `tags` come from the name, `wheel_tags` from ``WHEEL``, both expanded.
+    """The archive around the libraries; `tags` come from the name, `wheel_tags` from ``WHEEL``, expanded.
 
     `name` and `version` come from the file name, `module_version` from ``_version.py`` (None without one).
     """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from ci.errors import ConfigError, MetadataError
+from ci.errors import ConfigError
 from ci.verify.archive import read_wheel
 from ci.verify.audits import audit_contents, audit_platform, audit_python, audit_torch
 from ci.verify.device import read_images, read_toolkits
@@ -18,11 +20,11 @@ from ci.verify.floor import is_library
 _FATBIN = (".nv_fatbin",)
 
 
-def gather(path: Path, cuobjdump: Path, oldest_python: str) -> Facts:
+def gather_facts(path: Path, cuobjdump: Path, oldest_python: str) -> Facts:
     """Read everything from `path`; `oldest_python` is the limited API's baseline, for example ``3.10``.
 
-    ConfigError when `path` is neither a wheel nor a library; ToolchainError when a tool fails or its output is
-    unknown; MetadataError when a wheel cannot be opened as one.
+    ConfigError when `path` is neither a wheel nor a library; ToolchainError when a tool fails or its output
+    is unknown; MetadataError when a wheel cannot be opened as one.
     """
     if not path.is_file():
         raise ConfigError(f"{path}: expected a wheel or a shared library, got no such file.")
@@ -50,19 +52,21 @@ def read_library(path: Path, name: str, cuobjdump: Path, oldest_python: str) -> 
 
 
 def _gather_wheel(path: Path, digest: str, cuobjdump: Path, oldest_python: str) -> Facts:
-    wheel = read_wheel(path, audit_platform(path), audit_contents(path))
+    archive = read_wheel(path)
+    wheel = replace(archive, platform=audit_platform(path), content_problems=audit_contents(path))
+    members = [name for name in sorted(wheel.members) if is_library(name)]
     with tempfile.TemporaryDirectory(prefix="flash-kda-verify-") as folder:
         libraries = tuple(
-            read_library(_extract(path, member, Path(folder)), member, cuobjdump, oldest_python)
-            for member in sorted(wheel.members)
-            if is_library(member)
+            read_library(_extract(path, member, Path(folder) / str(number)), member, cuobjdump, oldest_python)
+            for number, member in enumerate(members)
         )
     return Facts(path.name, digest, libraries, wheel)
 
 
 def _extract(path: Path, member: str, folder: Path) -> Path:
-    parts = PurePosixPath(member)
-    if parts.is_absolute() or ".." in parts.parts:
-        raise MetadataError(f"{path.name}: expected paths inside the wheel, got {member}.")
+    """Write one library under its own name less what follows ``.so``: abi3audit knows no other ending."""
+    folder.mkdir()
+    target = folder / re.sub(r"\.so[.\d]*$", ".so", PurePosixPath(member).name)
     with zipfile.ZipFile(path) as archive:
-        return Path(archive.extract(member, folder))
+        target.write_bytes(archive.read(member))
+    return target

@@ -1,8 +1,8 @@
-"""Verdicts on the archive: name, version, label, tags, METADATA, WHEEL, RECORD, licences and build record agree; size."""
+"""Verdicts on the archive: all it says of itself agrees, with the images too; and its size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -13,8 +13,9 @@ from ci.verify.facts import Library, Wheel
 from ci.verify.request import Request, label_of
 from ci.verify.verdicts import Sheet, Verdict, listing, show
 
-_HINT = "Change the source of the value (setup.py, pyproject.toml, ci/matrix.toml) and build again; never edit a wheel."
+_HINT = "Change the source of the value (setup.py, pyproject.toml, ci/matrix.toml) and build again."
 _ABI = "abi3"
+_RECORD_SCHEMA = 1  # of build_record.json, written by ci/extension/record.py
 
 
 def check_metadata(libraries: Iterable[Library], wheel: Wheel, request: Request) -> Verdict:
@@ -95,26 +96,40 @@ def _check_build(sheet: Sheet, wheel: Wheel, libraries: tuple[Library, ...], req
     file, record = wheel.filename, wheel.build_record
     if (
         not sheet.check(record is not None, file, "build_record.json", "one JSON object", "none")
-        or record is None
+        or not record
     ):
         return
-    images = sorted({image.arch for library in libraries for image in library.images if image.kind == "elf"})
+    sheet.equal(file, "schema of the build record", _RECORD_SCHEMA, record.get("schema"))
+    sheet.equal(file, "version in the build record", wheel.version, record.get("version"))
+    project = request.project
+    sheet.equal(file, "Python in the build record", f"{project.python_tag}-{_ABI}", record.get("python"))
     sheet.equal(
-        file, "architectures in the build record against the images", images, _sorted(record.get("archs"))
+        file, "torch target in the build record", project.torch_target, _within(record, "torch", "target")
     )
-    toolkits = sorted({toolkit for library in libraries for toolkit in library.toolkits})
-    recorded = record.get("toolkit")
-    sheet.equal(file, "toolkit that the images name against the build record", [recorded], toolkits)
-    label = f"cu{str(recorded).replace('.', '')}"
+    _check_architectures(sheet, file, libraries, record.get("architectures"))
+    toolkit = _within(record, "cuda", "toolkit")
+    found = {toolkit for library in libraries for toolkit in library.toolkits}
+    sheet.same_set(file, "toolkit in the images against the build record", {str(toolkit)}, found)
+    label = f"cu{str(toolkit).replace('.', '')}"
     sheet.equal(file, "label against the toolkit of the build record", label, label_of(wheel.version))
     if request.row is not None:
-        sheet.equal(file, "toolkit in the build record against the row", request.row.toolkit, recorded)
+        sheet.equal(file, "toolkit in the build record against the row", request.row.toolkit, toolkit)
 
 
-def _sorted(value: object) -> object:
-    return (
-        sorted(value) if isinstance(value, list) and all(isinstance(item, str) for item in value) else value
-    )
+def _within(record: Mapping[str, object], table: str, key: str) -> object:
+    inner = record.get(table)
+    return inner.get(key) if isinstance(inner, dict) else None
+
+
+def _check_architectures(sheet: Sheet, file: str, libraries: Iterable[Library], recorded: object) -> None:
+    names = [str(name) for name in recorded] if isinstance(recorded, list) else []
+    images = [image for library in libraries for image in library.images]
+    targets = {name.partition("+")[0] for name in names}
+    machine_code = {image.arch for image in images if image.kind == "elf"}
+    sheet.same_set(file, "architecture in the images against the build record", targets, machine_code)
+    with_ptx = {name.partition("+")[0] for name in names if name.upper().endswith("+PTX")}
+    ptx = {image.arch for image in images if image.kind == "ptx"}
+    sheet.same_set(file, "PTX in the images against the build record", with_ptx, ptx)
 
 
 def check_size(wheel: Wheel, request: Request) -> Verdict:

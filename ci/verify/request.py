@@ -13,7 +13,7 @@ from ci.verify.expectations import Expectations, LibraryExpectation, PlatformExp
 
 @dataclass(frozen=True)
 class Request:
-    """`archs` must be there as machine code, `ptx` as PTX, nothing else; `row` is None when nobody named one."""
+    """`archs` must be there as machine code, `ptx` as PTX, nothing else; `row` is None when unknown."""
 
     archs: tuple[str, ...]
     ptx: tuple[str, ...]
@@ -29,8 +29,8 @@ def make_request(
 ) -> Request:
     """Resolve what is expected of `path`.
 
-    `expect` is a list such as ``90a,100f+PTX``; without it the row's architectures are meant; without `row` the row
-    is the one that the wheel's local label names.  ConfigError or MetadataError when neither is known.
+    `expect` is a list such as ``90a,100f+PTX``, by default the row's architectures; `row` is by default the one
+    that the wheel's local label names.  ConfigError or MetadataError when neither is known.
     """
     is_wheel = path.suffix == ".whl"
     cuda_row = matrix.cuda_row(row) if row else _row_of_label(path, matrix, expect) if is_wheel else None
@@ -72,7 +72,7 @@ def _row_of_label(path: Path, matrix: Matrix, expect: str | None) -> CudaRow | N
         return None
     labels = ", ".join(row.label for row in matrix.rows)
     raise MetadataError(
-        f"{path.name}: label: expected one of {labels} (ci/matrix.toml) after '+' in the version, got {label or 'none'}. "
+        f"{path.name}: label: expected one of {labels} (ci/matrix.toml) after '+', got {label or 'none'}. "
         "Build with FLASH_KDA_LOCAL_VERSION set, or name what is expected: --row LABEL or --expect LIST."
     )
 

@@ -1,4 +1,4 @@
-"""Verdicts on the device code: which images and kernels are there, what they use, which instructions they have."""
+"""Verdicts on the device code: which images and kernels are there, what they use, which instructions."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def budget_for(group: KernelGroup, arch: str) -> Budget:
     """The budget of `group` on `arch`; ConfigError when nobody wrote one."""
     if arch not in group.budget:
         raise ConfigError(
-            f"{group.symbols[0]}: no budget for {arch}: expected one of each architecture in wheels/expectations, "
+            f"{group.symbols[0]}: no budget for {arch}: expected one for each architecture in the file, "
             f"got {listing(group.budget)}. Run: python -m ci.verify observe ARTIFACT"
         )
     return group.budget[arch]

@@ -1,0 +1,592 @@
+"""Each checker of ci/verify against an artifact it must reject, and a good wheel that passes them all.
+
+The libraries are compiled here by the locked nvcc and linked by g++: what is judged is real.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from verify_artifacts import (
+    BUILD_RECORD,
+    GOOD_CODE,
+    LABEL,
+    LIBRARY,
+    METADATA,
+    NAME,
+    ROOT,
+    TAG,
+    VERSION,
+    Forge,
+    WheelPlan,
+    cuda_home,
+)
+
+from ci import errors
+from ci.verify import Report, gather, verify_wheel
+from ci.verify.facts import Library
+
+ARCHS = "90a,100a"
+CODE_90A, CODE_100A = GOOD_CODE
+
+
+@pytest.fixture(scope="session")
+def forge(tmp_path_factory: pytest.TempPathFactory) -> Forge:
+    return Forge(tmp_path_factory.mktemp("verify"), cuda_home())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def read_each_library_once() -> Iterator[None]:
+    """Most wheels here hold the same library; its facts, a second's work of other programs, are kept."""
+    known: dict[tuple[bytes, str, Path], Library] = {}
+    read = gather.read_library
+
+    def read_once(path: Path, name: str, cuobjdump: Path, oldest_python: str) -> Library:
+        key = (path.read_bytes(), name, cuobjdump)
+        if key not in known:
+            known[key] = read(path, name, cuobjdump, oldest_python)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gather, "read_library", read_once)
+        yield
+
+
+def judge(forge: Forge, path: Path, expect: str | None = ARCHS, row: str | None = None) -> Report:
+    return verify_wheel(
+        path, expect=expect, row=row, cuobjdump=forge.cuobjdump, expectations=forge.expectations()
+    )
+
+
+def assert_rejected(report: Report, error: type[errors.CiError], *texts: str) -> None:
+    """The report fails with `error` alone, and each of `texts` is in one of its violations."""
+    failed = [verdict.error for verdict in report.verdicts if not verdict.ok]
+    assert failed == [error], report.message()
+    assert report.exit_code == error.exit_code
+    found = [str(v) for verdict in report.verdicts for v in verdict.violations]
+    for text in texts:
+        assert any(text in line for line in found), f"{text!r} not in {found}"
+    with pytest.raises(error):
+        report.raise_on_failure()
+
+
+# ---- the good artifact -------------------------------------------------------------------------------------
+
+
+def test_good_library_passes(forge: Forge) -> None:
+    report = judge(forge, forge.good())
+    assert report.ok, report.message()
+    assert report.exit_code == 0
+    report.raise_on_failure()
+
+
+def test_good_wheel_passes_every_concern(forge: Forge, tmp_path: Path) -> None:
+    report = judge(forge, WheelPlan(forge.good()).write(tmp_path))
+    assert report.ok, report.message()
+    concerns = ["sass", "resources", "instructions", "platform", "abi", "metadata", "size"]
+    assert [verdict.concern for verdict in report.verdicts] == concerns
+    assert all(verdict.checked for verdict in report.verdicts)
+
+
+def test_label_names_the_row_and_with_it_the_architectures(forge: Forge, tmp_path: Path) -> None:
+    report = judge(forge, WheelPlan(forge.good()).write(tmp_path), expect=None)
+    assert report.row == LABEL
+    missing = (
+        "missing machine code for architecture: expected 103a",
+        "missing machine code for architecture: expected 120a",
+    )
+    assert_rejected(report, errors.SassError, *missing)
+
+
+# ---- SASS contract -----------------------------------------------------------------------------------------
+
+
+def test_missing_architecture(forge: Forge) -> None:
+    assert_rejected(
+        judge(forge, forge.good(), "90a,100a,120a"), errors.SassError, "expected 120a, got 100a, 90a"
+    )
+
+
+def test_unexpected_architecture(forge: Forge) -> None:
+    report = judge(forge, forge.good(), "90a")
+    assert_rejected(
+        report, errors.SassError, "unexpected machine code for architecture: expected 90a, got 100a"
+    )
+
+
+def test_ptx_is_no_machine_code(forge: Forge) -> None:
+    library = forge.library(forge.device("arch=compute_90a,code=compute_90a"))
+    report = judge(forge, library, "90a")
+    sass = report.verdicts[0]
+    assert report.exit_code == errors.SassError.exit_code
+    lines = [str(violation) for violation in sass.violations]
+    assert any("missing machine code for architecture: expected 90a, got none" in line for line in lines)
+    assert any("unexpected PTX for architecture: expected none, got 90a" in line for line in lines)
+
+
+def test_no_kernel_means_no_budget_was_compared(forge: Forge) -> None:
+    report = judge(forge, forge.library(None))
+    assert [v.concern for v in report.verdicts if not v.ok] == ["sass", "resources", "instructions"]
+    assert "nothing was compared" in report.message()
+
+
+def test_ptx_beside_machine_code_is_unexpected_unless_named(forge: Forge) -> None:
+    family = "arch=compute_100f,code=[sm_100f,compute_100f]"
+    library = forge.library(forge.device(CODE_90A, family))
+    (violation,) = judge_contract(forge, library, "90a,100f")
+    assert violation.endswith("unexpected PTX for architecture: expected none, got 100f")
+    assert judge_contract(forge, library, "90a,100f+PTX") == []
+
+
+def judge_contract(forge: Forge, library: Path, expect: str) -> list[str]:
+    """The contract's violations alone, for architectures of which the fixture has no budget."""
+    from ci import matrix
+    from ci.verify.expectations import load
+    from ci.verify.request import make_request
+    from ci.verify.sass import check_contract
+
+    request = make_request(library, load(forge.expectations()), matrix.load(), expect, None)
+    return [
+        str(v)
+        for v in check_contract(
+            gather.gather_facts(library, forge.cuobjdump, "3.10").libraries, request
+        ).violations
+    ]
+
+
+def test_suffix_is_part_of_the_architecture(forge: Forge) -> None:
+    library = forge.library(forge.device("arch=compute_90,code=sm_90", "arch=compute_100f,code=sm_100f"))
+    lines = judge_contract(forge, library, ARCHS)
+    for text in ("expected 90a, got 100f, 90", "expected 100a, got 100f, 90", "got 90", "got 100f"):
+        assert any(line.endswith(text) for line in lines), lines
+
+
+def test_kernel_missing_for_one_architecture(forge: Forge) -> None:
+    library = forge.library(forge.device(*GOOD_CODE, macros=["PARTIAL"]))
+    assert_rejected(
+        judge(forge, library), errors.SassError, "[100a]: missing kernel: expected _ZN7fixture10sum_kernel"
+    )
+
+
+def test_kernel_nobody_expects(forge: Forge, tmp_path: Path) -> None:
+    expectations = edited(
+        forge, tmp_path, "kernels.toml", '"_ZN7fixture10sum_kernelILi3EEEvPfi"', '"renamed"'
+    )
+    report = verify_wheel(forge.good(), expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=expectations)
+    missing, unexpected = "missing kernel: expected renamed", "unexpected kernel"
+    assert_rejected(report, errors.SassError, missing, unexpected)
+
+
+def edited(forge: Forge, folder: Path, name: str, old: str, new: str) -> Path:
+    """A copy of the fixture's expectations with one text replaced."""
+    target = folder / "edited"
+    target.mkdir()
+    for source in forge.expectations().iterdir():
+        text = source.read_text()
+        if source.name == name:
+            assert old in text
+            text = text.replace(old, new)
+        (target / source.name).write_text(text)
+    return target
+
+
+def test_missing_library(forge: Forge, tmp_path: Path) -> None:
+    expectations = edited(forge, tmp_path, "kernels.toml", LIBRARY, "flash_kda/_D.abi3.so")
+    wheel = WheelPlan(forge.good()).write(tmp_path)
+    report = verify_wheel(wheel, expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=expectations)
+    assert "missing library: expected flash_kda/_D.abi3.so, got flash_kda/_C.abi3.so" in report.message()
+    assert report.exit_code == errors.SassError.exit_code
+
+
+def test_relocatable_device_code_that_nobody_linked(forge: Forge) -> None:
+    library = forge.library(forge.device(*GOOD_CODE, flags=["-rdc=true"]))
+    report = judge(forge, library)
+    assert report.exit_code == errors.SassError.exit_code
+    assert "device code never linked" in report.message()
+
+
+def test_bulk_copy_that_sm_120_lacks_becomes_an_external_call(forge: Forge) -> None:
+    library = forge.library(forge.device("arch=compute_120a,code=sm_120a", macros=["TRAP"]))
+    report = judge(forge, library, "120a")
+    text = "unexpected external device symbol: expected none, got __cuda_syscall_cp_async_bulk_multicast"
+    assert any(text in str(violation) for violation in report.verdicts[0].violations), report.message()
+    # STACK reads 0 there, so the budget alone would not have noticed.
+    assert report.verdicts[1].ok
+
+
+def test_device_function_left_as_a_call(forge: Forge) -> None:
+    library = forge.library(forge.device(*GOOD_CODE, macros=["CALLS"]))
+    report = judge(forge, library)
+    failed = [verdict.error for verdict in report.verdicts if not verdict.ok]
+    assert failed == [errors.SassError, errors.InstructionError], report.message()
+    assert "device function that was not inlined" in report.message()
+    assert "forbidden instruction: expected no CALL" in report.message()
+
+
+# ---- resources and instructions ----------------------------------------------------------------------------
+
+
+def test_registers_over_budget(forge: Forge, tmp_path: Path) -> None:
+    expectations = edited(forge, tmp_path, "kernels.toml", "90a = { registers = 32", "90a = { registers = 8")
+    report = verify_wheel(forge.good(), expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=expectations)
+    assert_rejected(report, errors.ResourceError, "[90a]: registers over budget: expected at most 8 a thread")
+
+
+def test_static_shared_memory_over_budget(forge: Forge, tmp_path: Path) -> None:
+    expectations = edited(forge, tmp_path, "kernels.toml", "shared = 5376", "shared = 4096")
+    report = verify_wheel(forge.good(), expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=expectations)
+    assert_rejected(report, errors.ResourceError, "shared over budget: expected at most 4096 bytes, got 5128")
+
+
+def test_spills_are_stack_and_local_instructions(forge: Forge) -> None:
+    library = forge.library(forge.device(*GOOD_CODE, macros=["SPILLS"], flags=["-maxrregcount=32"]))
+    report = judge(forge, library)
+    failed = [verdict.error for verdict in report.verdicts if not verdict.ok]
+    assert failed == [errors.ResourceError, errors.InstructionError], report.message()
+    assert report.exit_code == errors.ResourceError.exit_code
+    for text in ("stack over budget: expected at most 0 bytes", "expected no LDL", "expected no STL"):
+        assert text in report.message()
+
+
+def test_instructions_that_are_not_there(forge: Forge) -> None:
+    library = forge.library(forge.device(*GOOD_CODE, macros=["BARE"]))
+    report = judge(forge, library)
+    wanted = ("HMMA.16816.F32.BF16", "LDSM", "STSM", "LDGSTS|UBLKCP", "SYNCS.ARRIVE", "SYNCS.EXCH")
+    texts = [f"missing instruction: expected {name}, got none" for name in wanted]
+    assert_rejected(report, errors.InstructionError, *texts)
+
+
+def test_architecture_without_a_budget_is_a_fault_of_the_expectations(forge: Forge) -> None:
+    library = forge.library(forge.device("arch=compute_90,code=sm_90"))
+    with pytest.raises(errors.ConfigError, match=r"no budget for 90: .*observe"):
+        judge(forge, library, "90")
+
+
+# ---- platform ----------------------------------------------------------------------------------------------
+
+PLATFORM_FAULTS: dict[str, tuple[dict[str, Sequence[str]], str]] = {
+    "newer glibc": (
+        {"macros": ["FUTURE_GLIBC"], "libraries": ["future"]},
+        "symbol version needed of libm.so.6: expected at most GLIBC_2.28, got GLIBC_2.99",
+    ),
+    "libcudart": ({"libraries": ["cudart"]}, "NEEDED library not allowed"),
+    "rpath": ({"flags": ["-Wl,--disable-new-dtags,-rpath,/opt/cuda"]}, "got RPATH /opt/cuda"),
+    "runpath": (
+        {"flags": ["-Wl,--enable-new-dtags,-rpath,$ORIGIN/../torch"]},
+        "got RUNPATH $ORIGIN/../torch",
+    ),
+    "extra export": ({"macros": ["EXTRA_EXPORT"]}, "exported symbol not allowed"),
+}
+
+
+@pytest.mark.parametrize("fault", PLATFORM_FAULTS)
+def test_platform_rejects(forge: Forge, fault: str) -> None:
+    order, text = PLATFORM_FAULTS[fault]
+    library = forge.library(forge.device(*GOOD_CODE), **order)  # type: ignore[arg-type]
+    assert_rejected(judge(forge, library), errors.PlatformError, text)
+
+
+def test_symbol_table_left_in(forge: Forge) -> None:
+    library = forge.library(forge.device(*GOOD_CODE), strip=False)
+    assert_rejected(judge(forge, library), errors.PlatformError, "got .strtab, .symtab")
+
+
+def test_debug_sections_left_in(forge: Forge) -> None:
+    library = forge.library(forge.device(*GOOD_CODE), strip=False, flags=["-g"])
+    assert_rejected(judge(forge, library), errors.PlatformError, ".debug_info")
+
+
+def test_unwinder_linked_statically(forge: Forge) -> None:
+    library = forge.library(forge.device(*GOOD_CODE), static_unwinder=True)
+    assert_rejected(
+        judge(forge, library), errors.PlatformError, "missing NEEDED library: expected libgcc_s.so.1"
+    )
+
+
+@pytest.mark.parametrize(
+    "platform", ["linux_x86_64", "manylinux_2_34_x86_64", "manylinux_2_24_x86_64.manylinux_2_28_x86_64"]
+)
+def test_platform_tag_must_be_the_audited_one(forge: Forge, tmp_path: Path, platform: str) -> None:
+    tag = f"cp310-abi3-{platform}"
+    plan = WheelPlan(forge.good(), filename=f"{NAME}-{VERSION}+{LABEL}-{tag}.whl", tag=tag)
+    report = judge(forge, plan.write(tmp_path))
+    assert_rejected(report, errors.PlatformError, "platform tag: expected manylinux_2_28_x86_64, got")
+
+
+def test_auditwheel_names_the_tag_that_the_symbols_allow(forge: Forge, tmp_path: Path) -> None:
+    library = forge.library(forge.device(*GOOD_CODE), macros=["FUTURE_GLIBC"], libraries=["future"])
+    report = judge(forge, WheelPlan(library).write(tmp_path))
+    assert_rejected(report, errors.PlatformError, "auditwheel")
+
+
+def test_grafted_library(forge: Forge, tmp_path: Path) -> None:
+    plan = WheelPlan(forge.good(), extra={"flash_kda.libs/libcudart-1234.so.13": forge.good().read_bytes()})
+    report = judge(forge, plan.write(tmp_path))
+    assert (
+        "grafted library: expected no .libs folder, got flash_kda.libs/libcudart-1234.so.13"
+        in report.message()
+    )
+    assert report.exit_code == errors.PlatformError.exit_code
+
+
+def test_library_nobody_expects(forge: Forge, tmp_path: Path) -> None:
+    plan = WheelPlan(forge.good(), extra={"flash_kda/_old.abi3.so": forge.good().read_bytes()})
+    report = judge(forge, plan.write(tmp_path))
+    assert (
+        "library nobody expects: expected flash_kda/_C.abi3.so, got flash_kda/_old.abi3.so"
+        in report.message()
+    )
+    assert report.exit_code == errors.PlatformError.exit_code
+
+
+# ---- stable ABI --------------------------------------------------------------------------------------------
+
+ABI_FAULTS = {
+    "TORCH_CXX": (
+        "unstable torch symbol: ",
+        "unstable torch symbol (torch-abi-audit): expected none, got c10::fail",
+    ),
+    "FUTURE_TORCH": ("oldest torch that has the shims: expected 2.10 or older, got 2.13.0",),
+    "UNKNOWN_SHIM": ("shim of no torch release on record",),
+    "CUDA_SHIM": ("symbol that CPU-only torch lacks",),
+    "CUDA_RUNTIME": ("symbol that nothing provides",),
+    "PYTHON_API": ("Python C API symbol", "outside Python's limited API (abi3audit)"),
+}
+
+
+@pytest.mark.parametrize("macro", ABI_FAULTS)
+def test_abi_rejects(forge: Forge, macro: str) -> None:
+    library = forge.library(forge.device(*GOOD_CODE), macros=[macro])
+    assert_rejected(judge(forge, library), errors.AbiError, *ABI_FAULTS[macro])
+
+
+def test_file_name_must_say_abi3(forge: Forge, tmp_path: Path) -> None:
+    renamed = tmp_path / "_C.cpython-310-x86_64-linux-gnu.so"
+    renamed.write_bytes(forge.good().read_bytes())
+    assert_rejected(judge(forge, renamed), errors.AbiError, "file name: expected NAME.abi3.so")
+
+
+# ---- the archive -------------------------------------------------------------------------------------------
+
+
+def _swap(old: str, new: str) -> dict[str, object]:
+    assert old in METADATA
+    return {"metadata": METADATA.replace(old, new)}
+
+
+OTHER_TAG = "cp311-abi3-manylinux_2_28_x86_64"
+METADATA_FAULTS: dict[str, tuple[dict[str, object], str]] = {
+    "version edited": (
+        _swap("Version: 0.1.0+", "Version: 0.1.1+"),
+        "Version in METADATA against the file name",
+    ),
+    "label dropped": (_swap(f"+{LABEL}", ""), "Version in METADATA against the file name"),
+    "name edited": (_swap("Name: flash-kda", "Name: flash-kdb"), "Name in METADATA: expected flash-kda"),
+    "no torch": (
+        _swap("Requires-Dist: torch>=2.10\n", ""),
+        "Requires-Dist of torch: expected >=2.10, got none",
+    ),
+    "older torch": (_swap("torch>=2.10", "torch>=2.9"), "Requires-Dist of torch: expected >=2.10, got >=2.9"),
+    "optional torch": (_swap("torch>=2.10", 'torch>=2.10; extra == "x"'), "Requires-Dist of torch"),
+    "older Python": (_swap(">=3.10", ">=3.9"), "Requires-Python: expected >=3.10, got >=3.9"),
+    "other licence": (
+        _swap("License-Expression: MIT", "License-Expression: ISC"),
+        "License-Expression: expected MIT",
+    ),
+    "licence unnamed": (_swap("License-File: LICENSE\n", ""), "missing License-File: expected LICENSE"),
+    "unknown field": (
+        _swap("Summary:", "Sumary:"),
+        "METADATA: expected valid fields, got unknown field sumary",
+    ),
+    "licence text missing": (
+        {"licenses": {}},
+        "licence text: expected flash_kda-0.1.0+cu130.dist-info/licenses/LICENSE",
+    ),
+    "licence text empty": ({"licenses": {"LICENSE": b""}}, "licence text"),
+    "tag in WHEEL": ({"tag": OTHER_TAG}, f"missing Tag in WHEEL: expected {TAG}"),
+    "other Python tag": (
+        {"filename": f"{NAME}-{VERSION}+{LABEL}-{OTHER_TAG}.whl", "tag": OTHER_TAG},
+        "missing Python and ABI tag: expected cp310-abi3",
+    ),
+    "dist-info of another version": ({"dist_info": f"{NAME}-0.0.9.dist-info"}, ".dist-info folder"),
+    "package of another version": (
+        {"module_version": "0.0.9"},
+        "__version__ in the package: expected 0.1.0, got 0.0.9",
+    ),
+    "hash in RECORD": (
+        {
+            "edit_record": lambda text: text.replace(
+                "flash_kda/_version.py,sha256=", "flash_kda/_version.py,sha256=A", 1
+            )
+        },
+        "flash_kda/_version.py didn't match RECORD",
+    ),
+    "file that RECORD lacks": (
+        {"after_record": {"flash_kda/late.py": b"x = 1\n"}},
+        "flash_kda/late.py is not mentioned",
+    ),
+    "file that only RECORD has": (
+        {"edit_record": lambda text: "flash_kda/gone.py,sha256=abc,1\n" + text},
+        "RECORD lists flash_kda/gone.py, which is not in the wheel",
+    ),
+    "file at the top level": ({"extra": {"setup.py": b"pass\n"}}, "file outside the package"),
+    "script folder": (
+        {"extra": {f"{NAME}-{VERSION}+{LABEL}.data/scripts/x": b"#!python\n"}},
+        "file outside the package",
+    ),
+    "bytecode": ({"extra": {"flash_kda/__pycache__/a.cpython-310.pyc": b"x"}}, "check-wheel-contents"),
+    "no build record": ({"record": None}, "build_record.json: expected one JSON object, got none"),
+    "architectures recorded": (
+        {"record": {**BUILD_RECORD, "architectures": ["90a"]}},
+        "unexpected architecture in the images against the build record: expected 90a, got 100a",
+    ),
+    "PTX recorded": (
+        {"record": {**BUILD_RECORD, "architectures": ["90a", "100a+PTX"]}},
+        "missing PTX in the images against the build record: expected 100a, got none",
+    ),
+    "toolkit recorded": (
+        {"record": {**BUILD_RECORD, "cuda": {"toolkit": "13.5"}}},
+        "missing toolkit in the images against the build record: expected 13.5, got 13.0",
+    ),
+    "version recorded": ({"record": {**BUILD_RECORD, "version": "0.1.0"}}, "version in the build record"),
+    "torch target recorded": (
+        {"record": {**BUILD_RECORD, "torch": {"target": "2.13"}}},
+        "torch target in the build record: expected 2.10, got 2.13",
+    ),
+    "Python recorded": ({"record": {**BUILD_RECORD, "python": "cp311-abi3"}}, "Python in the build record"),
+    "another form of record": ({"record": {**BUILD_RECORD, "schema": 2}}, "schema of the build record"),
+}
+
+
+@pytest.mark.parametrize("fault", METADATA_FAULTS)
+def test_metadata_rejects(forge: Forge, tmp_path: Path, fault: str) -> None:
+    changes, text = METADATA_FAULTS[fault]
+    wheel = WheelPlan(forge.good()).change(**changes).write(tmp_path)
+    assert_rejected(judge(forge, wheel), errors.MetadataError, text)
+
+
+def test_label_of_another_toolkit(forge: Forge, tmp_path: Path) -> None:
+    """The whole wheel says cu135; the images know that CUDA 13.0 compiled them."""
+    plan = WheelPlan(
+        forge.good(),
+        filename=f"{NAME}-{VERSION}+cu135-{TAG}.whl",
+        metadata=METADATA.replace(LABEL, "cu135"),
+        dist_info=f"{NAME}-{VERSION}+cu135.dist-info",
+        record={**BUILD_RECORD, "version": f"{VERSION}+cu135", "cuda": {"toolkit": "13.5"}},
+    )
+    report = judge(forge, plan.write(tmp_path))
+    assert_rejected(
+        report, errors.MetadataError, "toolkit in the images against the build record: expected 13.5"
+    )
+
+
+def test_label_against_the_row_asked_for(forge: Forge, tmp_path: Path) -> None:
+    report = judge(forge, WheelPlan(forge.good()).write(tmp_path), row="cu135")
+    assert_rejected(report, errors.MetadataError, "label in the file name: expected cu135, got cu130")
+
+
+def test_label_that_is_no_row(forge: Forge, tmp_path: Path) -> None:
+    wheel = WheelPlan(forge.good(), filename=f"{NAME}-{VERSION}+cu999-{TAG}.whl").write(tmp_path)
+    with pytest.raises(errors.MetadataError, match=r"expected one of cu130.* got cu999"):
+        judge(forge, wheel, expect=None)
+
+
+def test_size_over_budget(forge: Forge, tmp_path: Path) -> None:
+    expectations = edited(forge, tmp_path, "wheel.toml", "max_bytes = 4_000_000", "max_bytes = 4_000")
+    wheel = WheelPlan(forge.good()).write(tmp_path)
+    report = verify_wheel(wheel, expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=expectations)
+    assert_rejected(report, errors.MetadataError, "size over budget: expected at most 4000 bytes")
+    assert report.failure is not None and report.failure.concern == "size"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "error"),
+    [
+        ("flash_kda-0.1.0+cu130-cp310-abi3-manylinux_2_28_x86_64.whl", b"not a zip", errors.MetadataError),
+        ("flash_kda.whl", b"", errors.MetadataError),
+        ("flash_kda.so", b"not an ELF file", errors.PlatformError),
+        ("flash_kda.txt", b"", errors.ConfigError),
+    ],
+)
+def test_what_is_no_artifact_at_all(
+    forge: Forge, tmp_path: Path, name: str, data: bytes, error: type[errors.CiError]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(error):
+        judge(forge, path)
+
+
+def test_absent_file_is_named(forge: Forge, tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="no such file"):
+        judge(forge, tmp_path / "gone.so")
+
+
+# ---- several failures, and the command line ----------------------------------------------------------------
+
+
+def test_first_class_gives_the_code_and_all_violations_are_listed(forge: Forge, tmp_path: Path) -> None:
+    library = forge.library(forge.device(*GOOD_CODE), macros=["TORCH_CXX", "EXTRA_EXPORT"])
+    report = judge(forge, WheelPlan(library, licenses={}).write(tmp_path))
+    failed = [verdict.error for verdict in report.verdicts if not verdict.ok]
+    assert failed == [errors.PlatformError, errors.AbiError, errors.MetadataError]
+    assert report.exit_code == errors.PlatformError.exit_code
+    for text in ("leaked", "c10", "licenses/LICENSE"):
+        assert text in report.message()
+
+
+def command(forge: Forge, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "ci.verify", *map(str, words), "--cuobjdump", str(forge.cuobjdump)]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_command_prints_a_json_report(forge: Forge) -> None:
+    words = (forge.good(), "--expect", "90a,100a,120a", "--expectations", forge.expectations(), "--json")
+    done = command(forge, *words)
+    assert done.returncode == errors.SassError.exit_code, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["schema"], report["ok"], report["failure"]) == (1, False, "SassError")
+    (violation,) = report["verdicts"][0]["violations"]
+    assert violation["expected"] == "120a"
+    kernels = {kernel["symbol"] for kernel in report["facts"]["libraries"][0]["images"][0]["kernels"]}
+    assert "fixture_fwd_kernel" in kernels
+
+
+def test_command_prints_a_text_report(forge: Forge) -> None:
+    done = command(forge, forge.good(), "--expect", ARCHS, "--expectations", forge.expectations())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "fixture_fwd_kernel" in done.stdout and "FAIL" not in done.stdout
+
+
+def test_command_needs_to_know_what_to_expect(forge: Forge) -> None:
+    done = command(forge, forge.good(), "--expectations", forge.expectations(), "--json")
+    assert done.returncode == errors.ConfigError.exit_code
+    assert "--expect" in json.loads(done.stdout)["message"]
+
+
+@pytest.mark.parametrize("value", ["", "90a,banana", "compute_90a", "90a+PTX"])
+def test_command_refuses_a_wrong_list(forge: Forge, value: str) -> None:
+    done = command(forge, forge.good(), "--expect", value, "--expectations", forge.expectations())
+    assert done.returncode == errors.ConfigError.exit_code, done.stderr
+
+
+def test_observe_prints_expectations_that_the_artifact_meets(forge: Forge, tmp_path: Path) -> None:
+    wheel = WheelPlan(forge.good()).write(tmp_path)
+    done = command(forge, "observe", wheel)
+    assert done.returncode == 0, done.stderr
+    folder = edited(forge, tmp_path, "platform.toml", "schema", "schema")
+    (folder / "kernels.toml").write_text(done.stdout)
+    report = verify_wheel(wheel, expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=folder)
+    assert report.ok, report.message()
+
+
+def test_absent_cuobjdump_is_a_fault_of_the_toolchain(forge: Forge, tmp_path: Path) -> None:
+    with pytest.raises(errors.ToolchainError, match="cannot run"):
+        verify_wheel(
+            forge.good(), expect=ARCHS, cuobjdump=tmp_path / "none", expectations=forge.expectations()
+        )
