@@ -1,4 +1,4 @@
-"""``python -m flash_kda [--json]``: what is installed, what it holds, which backend would run here and why."""
+"""``python -m flash_kda [--json]``: what is installed, what it holds, which backend would run and why."""
 
 from __future__ import annotations
 

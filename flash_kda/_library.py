@@ -47,7 +47,7 @@ class LibraryStatus:
 
 
 def build_record(path: Path = BUILD_RECORD) -> dict[str, Any] | None:
-    """The JSON record the build left in the wheel, or None when there is none (a source tree, a CPU-only install)."""
+    """The JSON record the build left in the wheel, or None without one (source tree, CPU-only install)."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -60,7 +60,7 @@ def _built_for(record: dict[str, Any] | None) -> str:
     torch_record = (record or {}).get("torch")
     if not isinstance(torch_record, dict):
         return "an unknown torch (no build record)"
-    target, build = torch_record.get("target", "?"), torch_record.get("build", "?")
+    target, build = torch_record.get("target", "?"), torch_record.get("built_with", "?")
     return f"torch >= {target} (compiled against {build})"
 
 
@@ -88,24 +88,26 @@ def classify(message: str, path: Path, record: dict[str, Any] | None, torch_vers
 
 
 def _missing(path: Path) -> LibraryStatus:
-    text = f"{path.name} is not in {path.parent}: this install has no CUDA code. Install a CUDA wheel, or {_REBUILD}"
+    missing = f"{path.name} is not in {path.parent}: this install has no CUDA code"
+    text = f"{missing}. Install a CUDA wheel, or {_REBUILD}"
     return LibraryStatus(MISSING_FILE, str(path), text)
 
 
-def load_file(path: Path) -> LibraryStatus:
-    """Loads one library into torch; never raises. Imports torch."""
+def load_file(path: Path, operator: str = OPERATOR) -> LibraryStatus:
+    """Loads the library that registers ``operator`` into torch; never raises. Imports torch."""
     import torch
 
     if not path.is_file():
         return _missing(path)
-    if torch._C._dispatch_has_kernel(OPERATOR):
+    if torch._C._dispatch_has_kernel(operator):
         # Registering a schema twice throws inside the loader, and that aborts the process: look first.
-        text = f"{OPERATOR} is already registered by another library in this process; {path} was not loaded."
+        text = f"{operator} is already registered by another library in this process; {path} was not loaded."
         return LibraryStatus(NAME_TAKEN, str(path), text)
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except OSError as error:
-        return classify(str(error), path, build_record(), str(torch.__version__))
+        # torch replaces the loader's message by one without the reason and keeps the first as the cause.
+        return classify(str(error.__cause__ or error), path, build_record(), str(torch.__version__))
     return LibraryStatus(LOADED, str(path), f"loaded {path}")
 
 
@@ -115,7 +117,8 @@ def load() -> LibraryStatus:
     return load_file(LIBRARY)
 
 
-def _c_string(path: Path, function: str) -> str:
+def c_string(path: Path, function: str) -> str:
+    """What an exported ``const char* function(void)`` returns."""
     symbol = getattr(ctypes.CDLL(str(path)), function)
     symbol.restype = ctypes.c_char_p
     value = symbol()
@@ -127,10 +130,10 @@ def built_choices() -> tuple[Choice, ...]:
     """Architectures the loaded library says it holds; empty when it is not loaded."""
     if not load().loaded:
         return ()
-    choices, _ = parse_list(_c_string(LIBRARY, "flash_kda_cuda_archs"))
+    choices, _ = parse_list(c_string(LIBRARY, "flash_kda_cuda_archs"))
     return tuple(choices)
 
 
 def library_version() -> str | None:
     """Version compiled into the loaded library, or None when it is not loaded."""
-    return _c_string(LIBRARY, "flash_kda_version") if load().loaded else None
+    return c_string(LIBRARY, "flash_kda_version") if load().loaded else None

@@ -1,8 +1,9 @@
 """Registration with torch: the parts of the operators that are written in Python.
 
-The compiled library defines ``flash_kda::fwd`` and its CUDA kernel. Without it the same schema is defined here,
-so that CPU and meta tensors, ``torch.compile`` and ``torch.export`` work on any machine. ``fwd_reference`` is
-the torch backend as an operator of its own, for devices where ``fwd`` means the kernels.
+The compiled library defines ``flash_kda::fwd`` and its CUDA kernel. Without it the same schema is defined
+here, so that CPU and meta tensors, ``torch.compile`` and ``torch.export`` work on any machine.
+``fwd_reference`` is the torch backend as an operator of its own, for devices where ``fwd`` means the
+kernels.
 
 ``lower_bound`` is a float in both: 0.0 stands for the softplus gate (a bounded gate at 0 would never decay).
 """
@@ -21,7 +22,8 @@ from .checks import check_fwd
 NAMESPACE = "flash_kda"
 ARGUMENTS = (
     "(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, Tensor(a!) out, Tensor? A_log, "
-    "Tensor? dt_bias, float lower_bound, Tensor? initial_state, Tensor(b!)? final_state, Tensor? cu_seqlens) -> ()"
+    "Tensor? dt_bias, float lower_bound, Tensor? initial_state, Tensor(b!)? final_state, "
+    "Tensor? cu_seqlens) -> ()"
 )
 SCHEMA = "fwd" + ARGUMENTS
 
@@ -41,7 +43,7 @@ def _fake(
     final_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> None:
-    """Nothing is returned and the arguments written in place keep their metadata, so there is nothing to say."""
+    """Nothing to say: nothing is returned, and what is written in place keeps its metadata."""
 
 
 @torch.no_grad()
@@ -60,7 +62,7 @@ def _compute(
     final_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> None:
-    """Checks once more (a compiled graph arrives here without the checks of addresses and contents), computes."""
+    """Checks again (a compiled graph comes without the checks of addresses and contents), then computes."""
     bound = None if lower_bound == reference.SOFTPLUS_LOWER_BOUND else lower_bound
     check_fwd(q, k, v, g, beta, scale, out, A_log, dt_bias, bound, initial_state, final_state, cu_seqlens)
     reference.compute(
@@ -78,7 +80,7 @@ def _register() -> Any:
     library.impl("fwd_reference", _compute, "CompositeExplicitAutograd")
     for name in ("fwd", "fwd_reference"):
         torch.library.register_fake(f"{NAMESPACE}::{name}", _fake, lib=library)
-        # Only the forward exists. Without this torch would hang a node that warns on the tensors written in place.
+        # Only the forward exists. Without this, torch hangs a warning node on the tensors written in place.
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     return library
 

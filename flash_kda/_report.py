@@ -213,35 +213,43 @@ def name_problems(owned_by: tuple[str, ...], location: Path, path: list[str]) ->
     if foreign:
         names = ", ".join(foreign)
         problems.append(
-            f"another distribution installs the import name {IMPORT_NAME}: {names}. The one installed last overwrote "
-            f"the other's files. Keep one: pip uninstall {names} {DISTRIBUTION}, then install {DISTRIBUTION} again."
+            f"another distribution installs the import name {IMPORT_NAME}: {names}. The one installed last "
+            f"overwrote the other's files. Keep one: pip uninstall {names} {DISTRIBUTION}, then install "
+            f"{DISTRIBUTION} again."
         )
     for copy in other_copies(location, path):
         problems.append(
-            f"a second {IMPORT_NAME} is on the import path: {copy} (running: {location}). Run from another folder, or "
-            "remove one."
+            f"a second {IMPORT_NAME} is on the import path: {copy} (running: {location}). Run from another "
+            "folder, or remove one."
         )
     return problems
 
 
-def library_problems(library: dict[str, Any]) -> list[str]:
-    """What is wrong with the compiled library, by comparing what it says with what its bytes hold."""
+def _recorded(record: dict[str, Any] | None, key: str) -> Any:
+    return None if record is None else record.get(key)
+
+
+def library_problems(library: dict[str, Any], record: dict[str, Any] | None) -> list[str]:
+    """What is wrong with the compiled library: what it, its record and its bytes say must agree."""
+    if library["code"] in (_library.MISSING_FILE, NO_TORCH):
+        return []
     problems = []
-    if library["images_error"]:
-        problems.append(f"the device images of the library cannot be read: {library['images_error']}")
-    if library["code"] == _library.LOADED:
-        says = {name.removesuffix("+PTX") for name in library["built"]}
-        holds = {image["target"] for image in library["images"] if image["kind"] == "elf"}
-        if says != holds and not library["images_error"]:
-            problems.append(
-                f"the library says it holds {sorted(says)} and holds {sorted(holds)}; rebuild it."
-            )
-        if library["version"] != __version__:
-            problems.append(
-                f"the library is of version {library['version']}, the package {__version__}; reinstall it."
-            )
-    elif library["code"] not in (_library.MISSING_FILE, NO_TORCH):
+    if library["code"] != _library.LOADED:
         problems.append(library["text"])
+    if library["images_error"]:
+        return [*problems, f"the device images of the library cannot be read: {library['images_error']}"]
+    holds = {image["target"] for image in library["images"] if image["kind"] == "elf"}
+    claims = {"the build record": _recorded(record, "architectures")}
+    if library["code"] == _library.LOADED:
+        claims["the library"] = library["built"]
+        base = str(library["version"]).split("+")[0]
+        if base != __version__:
+            problems.append(f"the library is of version {base}, the package of {__version__}; reinstall.")
+    for who, names in claims.items():
+        if names is not None and {name.removesuffix("+PTX") for name in names} != holds:
+            problems.append(
+                f"{who} names the architectures {sorted(names)}, the file holds {sorted(holds)}; reinstall."
+            )
     return problems
 
 
@@ -254,8 +262,8 @@ def device_problems(gpus: tuple[Gpu, ...], torch_info: dict[str, Any], made: tup
     if seen:
         build = f"CUDA {torch_info['cuda']}" if torch_info["cuda"] else "a CPU build"
         problems.append(
-            f"nvidia-smi lists {'; '.join(seen)}, and torch {torch_info['version']} ({build}) sees no GPU: install a CUDA "
-            "build of torch that the driver can run, or unset CUDA_VISIBLE_DEVICES."
+            f"nvidia-smi lists {'; '.join(seen)}, and torch {torch_info['version']} ({build}) sees no GPU: "
+            "install a CUDA build of torch that the driver can run, or unset CUDA_VISIBLE_DEVICES."
         )
     for choice in made:
         if choice.device.startswith("cuda") and choice.backend == dispatch.REFERENCE:
@@ -271,10 +279,10 @@ def collect() -> Report:
     library = library_facts(torch)
     gpus = torch_gpus(torch)
     made = choices(gpus, library)
-    owned_by = owners()
+    owned_by, record = owners(), _library.build_record()
     problems = [
         *name_problems(owned_by, _library.FOLDER, sys.path),
-        *library_problems(library),
+        *library_problems(library, record),
         *device_problems(gpus, torch_info, made),
     ]
     return Report(
@@ -282,7 +290,7 @@ def collect() -> Report:
         version=__version__,
         python=platform.python_version(),
         location=str(_library.FOLDER),
-        build_record=_library.build_record(),
+        build_record=record,
         library=library,
         torch=torch_info,
         driver=driver_facts(),

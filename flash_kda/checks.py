@@ -1,12 +1,12 @@
 """Argument checks: everything a bad call can be told before anything is launched.
 
-They read metadata only (types, dtypes, shapes, strides, devices, addresses), so they run on CPU, CUDA and meta
-tensors alike, never synchronise, and trace under ``torch.compile``. Two groups need more than metadata and are
-left out while a graph is traced, when there are no addresses and no values: alignment/aliasing, and the contents
-of ``cu_seqlens``, which are read only when they are on the CPU.
+They read metadata only (types, dtypes, shapes, strides, devices, addresses), so they run on CPU, CUDA and
+meta tensors alike, never synchronise, and trace under ``torch.compile``. Two groups need more than metadata
+and are left out while a graph is traced, when there are no addresses and no values: alignment/aliasing, and
+the contents of ``cu_seqlens``, which are read only when they are on the CPU.
 
-TypeError: not a tensor, not a number, a wrong dtype. ValueError: everything else. Each message names the argument,
-what it got and what it takes.
+TypeError: not a tensor, not a number, a wrong dtype. ValueError: everything else. Each message names the
+argument, what it got and what it takes.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _check_shapes(call: _Call, s: Sizes) -> None:
 
 
 def _vectorised(tensor: Tensor) -> bool:
-    """Whether rows are read 16 bytes at a time; head dimensions off that grid run on the reference backend only."""
+    """Whether rows are read 16 bytes at a time; other head dimensions run on the reference backend only."""
     return tensor.dim() == 4 and (tensor.shape[-1] * tensor.element_size()) % ROW_BYTES == 0
 
 
@@ -264,8 +264,8 @@ def _place(name: str, tensor: Tensor) -> _Placed:
 def _disjoint_at(a: _Placed, b: _Placed, level: int) -> bool:
     """Whether a and b stay apart inside one period of their first ``level`` dimensions.
 
-    Cut from one buffer, out and q interleave: their byte ranges cross while no byte is shared. All outer strides
-    are multiples of ``period``, so it is enough that the inner blocks are apart modulo the period.
+    Cut from one buffer, out and q interleave: their byte ranges cross while no byte is shared. All outer
+    strides are multiples of ``period``, so it is enough that the inner blocks are apart modulo the period.
     """
     outer = [
         stride * t.element_size()
@@ -288,7 +288,7 @@ def _share_bytes(a: _Placed, b: _Placed) -> bool:
 
 
 def _same_state(a: _Placed, b: _Placed) -> bool:
-    """final_state may be initial_state itself: each block of rows is read before the same rows are written."""
+    """final_state may be initial_state itself: rows are read before the same rows are written."""
     states = ("initial_state", "final_state")
     return a.name in states and b.name in states and a.tensor.dtype == b.tensor.dtype and a[2:] == b[2:]
 
@@ -343,7 +343,7 @@ def check_packed(name: str, value: Any, rank: int) -> None:
 
 
 def check_sources(q: Any, v: Any, cu_seqlens: Any) -> None:
-    """The arguments that outputs are allocated from, for the wrappers that allocate before they call ``fwd``."""
+    """What outputs are allocated from, for the wrappers that allocate before they call ``fwd``."""
     _check_tensor("q", q, _BF16, (4,))
     _check_tensor("v", v, _BF16, (4,))
     if cu_seqlens is not None:
@@ -376,8 +376,8 @@ def check_fwd(
 
     Raises:
         TypeError: an argument of a wrong type or dtype.
-        ValueError: a wrong rank, shape, device, stride, alignment, range or content, or ``out``/``final_state``
-            sharing memory with another argument (``final_state`` may be ``initial_state`` itself).
+        ValueError: a wrong rank, shape, device, stride, alignment, range or content, or ``out`` or
+            ``final_state`` sharing memory with another argument (``final_state`` may be ``initial_state``).
     """
     call = _Call(q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens)
     check_scale(scale)

@@ -1,17 +1,17 @@
 """Which device images a compiled file holds, read from its bytes; standard library only.
 
-nvcc leaves them in the ELF section ``.nv_fatbin``, one fat binary a translation unit, each a header and entries
-(little endian; worked out by comparing nvcc 13.0's and 13.5's output with what cuobjdump prints for it, for plain,
-``a`` and ``f`` targets, PTX beside and alone, compressed and not)::
+nvcc leaves them in the ELF section ``.nv_fatbin``, one fat binary a translation unit, each a header and
+entries (little endian; worked out by comparing nvcc 13.0's and 13.5's output with what cuobjdump prints for
+it, for plain, ``a`` and ``f`` targets, PTX beside and alone, compressed and not)::
 
     fat binary  0  u32 0xBA55ED50   4  u16 version 1   6  u16 header bytes (16)    8  u64 bytes of entries
     entry       0  u16 kind: 1 PTX, 2 ELF              2  u16 version 0x0101       4  u32 header bytes
                 8  u64 payload bytes                  28  u32 architecture number (90, 100, ...)
                40  u64 flags: bit 20 suffix "a", bit 21 suffix "f"
 
-Whatever does not fit this raises FatbinError: a reader that guesses would call a wheel good that it cannot read.
-cuobjdump's exit code and a text search for ``sm_90a`` are no substitute: the first is 0 for PTX alone, the second
-finds recorded command lines.
+Whatever does not fit this raises FatbinError: a reader that guesses would call a wheel good that it cannot
+read. cuobjdump's exit code and a text search for ``sm_90a`` are no substitute: the first is 0 for PTX
+alone, the second finds recorded command lines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The public calls: checks, defaults, the choice of a backend. The computation is described in ``reference.py``."""
+"""The public calls: checks, defaults, the choice of a backend. ``reference.py`` describes the computation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fwd(
 
     Args:
         q, k: bf16 ``[B, T, H, K]``, before normalisation (``x / sqrt(sum x^2 + 1e-6)`` is applied here).
-        v: bf16 ``[B, T, HV, V]``; HV is a multiple of H, value head h reads query/key head ``h // (HV // H)``.
+        v: bf16 ``[B, T, HV, V]``; HV is a multiple of H, value head h reads q/k head ``h // (HV // H)``.
         g: bf16 ``[B, T, HV, K]``, gate before activation.
         beta: bf16 ``[B, T, HV]``, logits.
         scale: factor on the normalised q; None means ``K ** -0.5``.
@@ -52,14 +52,14 @@ def fwd(
             sequences with ``cu_seqlens``.
         final_state: bf16 or fp32 ``[N, HV, V, K]``, contiguous, written; may be ``initial_state`` itself.
         cu_seqlens: int64 or int32 ``[N + 1]`` on the device of q: sequence n is tokens
-            ``cu_seqlens[n] : cu_seqlens[n + 1]`` of the one batch row. Starts at 0, ends at T, never decreases.
+            ``cu_seqlens[n] : cu_seqlens[n + 1]`` of the one batch row; 0 first, T last, never decreasing.
         backend: ``auto``, ``cuda`` or ``reference``.
 
     q, k, v, g and out may be strided views: stride 1 in the last dimension, the other strides multiples of 8
     elements and the first element on a 16-byte boundary when the head dimension is a multiple of 8.
 
-    Runs on the current stream of q's device and does not synchronise (backend ``reference`` reads ``cu_seqlens``
-    on the host).
+    Runs on the current stream of q's device and does not synchronise (backend ``reference`` reads
+    ``cu_seqlens`` on the host).
 
     Raises:
         TypeError: an argument of a wrong type or dtype.
@@ -99,8 +99,8 @@ def _refuse_autograd(**tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             raise ValueError(
-                f"flash_kda: argument '{name}': got a tensor that requires grad, takes one that does not: only the "
-                "forward is computed. Call under torch.no_grad() or torch.inference_mode()."
+                f"flash_kda: argument '{name}': got a tensor that requires grad, takes one that does not: "
+                "only the forward is computed. Call under torch.no_grad() or torch.inference_mode()."
             )
 
 
@@ -219,7 +219,7 @@ def flash_kda_qkvpacked_func(
     output_final_state: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """:func:`flash_kda_func` on a fused projection ``qkv`` bf16 ``[B, T, 3, H, D]``; q, k and v are views of it."""
+    """:func:`flash_kda_func` on a fused projection ``qkv``, bf16 ``[B, T, 3, H, D]``, without copying it."""
     check_packed("qkv", qkv, 5)
     if qkv.shape[2] != 3:
         raise ValueError(f"flash_kda: argument 'qkv': got shape {tuple(qkv.shape)}, takes [B, T, 3, H, D].")

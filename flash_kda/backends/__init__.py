@@ -1,1 +1,1 @@
-"""One module a backend; each has ``run`` with the arguments of the operator and knows nothing of the others."""
+"""One module a backend; each has ``run`` with the operator's arguments and knows nothing of the others."""

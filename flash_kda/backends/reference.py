@@ -1,8 +1,8 @@
 """The torch backend: any device, any K and V, both gates. Made to be right, then bearable on a CPU.
 
-All sequences and heads advance together, one token a step. Sequences are ordered by length, so the ones still
-running are always the first rows of the state: no mask, no padding, and a sequence never meets another's numbers.
-Arithmetic is float64, which no global switch (TF32, bf16 matmul on CPU) can weaken.
+All sequences and heads advance together, one token a step. Sequences are ordered by length, so the ones
+still running are always the first rows of the state: no mask, no padding, and a sequence never meets
+another's numbers. Arithmetic is float64, which no global switch (TF32, bf16 matmul on CPU) can weaken.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(
     final_state: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> None:
-    """See ``flash_kda.fwd`` for the arguments. On the CPU through the main operator, elsewhere through its own."""
+    """See ``flash_kda.fwd``. On CPU and meta tensors the main operator, elsewhere ``fwd_reference``."""
     args = (q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens)
     if q.device.type in ("cpu", "meta"):
         torch.ops.flash_kda.fwd(*args)
@@ -64,7 +64,7 @@ class _Rows:
 
 
 class _Block:
-    """The activated inputs of the sequences running at ``start``, for up to STEPS tokens: ``[n, steps, HV, ...]``."""
+    """Activated inputs of the sequences running at ``start``, up to STEPS tokens: ``[n, steps, HV, ...]``."""
 
     def __init__(self, call: _Call, rows: _Rows, start: int, stop: int) -> None:
         n = rows.active(start)
