@@ -1,0 +1,261 @@
+"""Each argument error, on CPU and meta: the right exception, naming the argument, before any write."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_call
+
+import flash_kda
+from flash_kda.checks import check_fwd
+
+Mutation = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def put(name: str, change: Callable[[Any], Any]) -> Mutation:
+    return lambda call: call | {name: change(call[name])}
+
+
+def shaped(*shape: int) -> Callable[[Any], Any]:
+    return lambda t: t.new_zeros(shape)
+
+
+def constant(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+def _transposed(t: Any) -> Any:
+    return t.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _odd_rows(t: Any) -> Any:
+    """Same shape, rows 132 elements apart: not a multiple of 8."""
+    return t.new_zeros(*t.shape[:-1], t.shape[-1] + 4)[..., : t.shape[-1]]
+
+
+def _off_by(elements: int) -> Callable[[Any], Any]:
+    """Same shape, contiguous, first element ``elements`` past the start of its storage."""
+    return lambda t: t.new_zeros(t.numel() + elements)[elements:].view(t.shape)
+
+
+TYPE_ERRORS: list[tuple[str, str, Mutation]] = [
+    *[(n, "float32", put(n, lambda t: t.float())) for n in ("q", "k", "v", "g", "beta", "out")],
+    *[(n, "float16", put(n, lambda t: t.half())) for n in ("q", "initial_state", "final_state")],
+    *[(n, "bfloat16", put(n, lambda t: t.bfloat16())) for n in ("A_log", "dt_bias")],
+    *[(n, "None", put(n, constant(None))) for n in ("q", "k", "v", "g", "beta", "out")],
+    *[(n, "list", put(n, constant([1.0]))) for n in ("q", "k", "v", "g", "beta", "out", "A_log", "dt_bias")],
+    ("initial_state", "list", put("initial_state", constant([0]))),
+    ("final_state", "ndarray", put("final_state", constant(np.zeros(3)))),
+    ("cu_seqlens", "list", put("cu_seqlens", constant([0, 5]))),
+    ("cu_seqlens", "float32", lambda c: packed(c) | {"cu_seqlens": packed(c)["cu_seqlens"].float()}),
+    ("scale", "str", put("scale", constant("1"))),
+    ("scale", "bool", put("scale", constant(True))),
+    ("scale", "Tensor", put("scale", constant(torch.tensor(1.0)))),
+    ("lower_bound", "str", put("lower_bound", constant("-5"))),
+    ("lower_bound", "bool", put("lower_bound", constant(False))),
+    ("lower_bound", "Tensor", put("lower_bound", constant(torch.tensor(-1.0)))),
+]
+
+
+def packed(call: dict[str, Any], ends: tuple[int, ...] = (0, 2, 5)) -> dict[str, Any]:
+    """The call with B = 1 and cu_seqlens."""
+    device = call["q"].device
+    index = torch.tensor(ends, dtype=torch.int64)
+    call = call | {n: call[n][:1] for n in ("q", "k", "v", "g", "beta", "out")}
+    states = call["initial_state"].new_zeros(len(ends) - 1, *call["initial_state"].shape[1:])
+    return call | {
+        "initial_state": states,
+        "final_state": torch.empty_like(states),
+        "cu_seqlens": index.to(device),
+    }
+
+
+VALUE_ERRORS: list[tuple[str, str, Mutation]] = [
+    ("q", "3 dimensions", put("q", lambda t: t[0])),
+    ("beta", "4 dimensions", put("beta", lambda t: t[..., None])),
+    ("A_log", "2 dimensions", put("A_log", lambda t: t[None])),
+    ("dt_bias", "3 dimensions", put("dt_bias", lambda t: t[None])),
+    ("initial_state", "3 dimensions", put("initial_state", lambda t: t[0])),
+    ("cu_seqlens", "2 dimensions", lambda c: packed(c) | {"cu_seqlens": packed(c)["cu_seqlens"][None]}),
+    ("k", "shape (2, 5, 2, 64)", put("k", lambda t: t[..., :64])),
+    ("k", "shape (2, 4, 2, 128)", put("k", lambda t: t[:, :4])),
+    ("v", "shape (2, 5, 3, 128)", put("v", shaped(2, 5, 3, 128))),
+    ("v", "shape (2, 4, 2, 128)", put("v", lambda t: t[:, :4])),
+    ("g", "shape (2, 5, 2, 64)", put("g", lambda t: t[..., :64])),
+    ("beta", "shape (2, 5, 3)", put("beta", shaped(2, 5, 3))),
+    ("out", "shape (1, 5, 2, 128)", put("out", lambda t: t[:1])),
+    ("A_log", "shape (3,)", put("A_log", shaped(3))),
+    ("dt_bias", "shape (2, 64)", put("dt_bias", lambda t: t[:, :64])),
+    ("dt_bias", "shape (128,)", put("dt_bias", shaped(128))),
+    ("initial_state", "shape (1, 2, 128, 128)", put("initial_state", lambda t: t[:1])),
+    ("final_state", "shape (2, 2, 128, 64)", put("final_state", lambda t: t[..., :64])),
+    (
+        "initial_state",
+        "shape (1, 2, 128, 128)",
+        lambda c: packed(c) | {"initial_state": c["initial_state"][:1]},
+    ),
+    ("q", "batch 2", lambda c: c | {"cu_seqlens": packed(c)["cu_seqlens"]}),
+    ("cu_seqlens", "1 entries", lambda c: packed(c) | {"cu_seqlens": packed(c)["cu_seqlens"][:1]}),
+    ("q", "H >= 1", lambda c: c | {n: c[n][:, :, :0] for n in ("q", "k")}),
+    *[(n, "stride 1", put(n, _transposed)) for n in ("q", "k", "v", "g", "out", "beta")],
+    *[(n, "multiples of 8", put(n, _odd_rows)) for n in ("q", "k", "v", "g", "out")],
+    *[(n, "contiguous", put(n, _odd_rows)) for n in ("initial_state", "final_state", "dt_bias")],
+    ("A_log", "contiguous", put("A_log", lambda t: t.new_zeros(2, 2)[:, 0])),
+    *[(n, "divisible by 16", put(n, _off_by(4))) for n in ("q", "k", "v", "g", "out")],
+    *[(n, "divisible by 16", put(n, _off_by(2))) for n in ("initial_state", "final_state")],
+    ("out", "v uses too", lambda c: c | {"out": c["v"]}),
+    ("out", "q uses too", lambda c: c | {"out": c["q"]}),
+    ("out", "g uses too", lambda c: c | {"out": c["g"]}),
+    ("out", "twice", put("out", lambda t: t[:, :1].expand(-1, 5, -1, -1))),
+    ("final_state", "initial_state uses too", lambda c: c | _sliding_states(c)),
+    ("out", "final_state uses too", lambda c: c | {"out": _as_output(c["final_state"], c["out"])}),
+    *[
+        ("lower_bound", "[-5, 0)", put("lower_bound", constant(x)))
+        for x in (0.0, 1.0, -5.001, math.nan, -math.inf)
+    ],
+    *[("scale", "finite", put("scale", constant(x))) for x in (math.nan, math.inf, -math.inf)],
+    (
+        "q",
+        "dense",
+        put(
+            "q",
+            lambda t: torch.sparse_coo_tensor(
+                size=t.shape, dtype=t.dtype, device=t.device, check_invariants=True
+            ),
+        ),
+    ),
+]
+
+
+def _sliding_states(call: dict[str, Any]) -> dict[str, Any]:
+    first = call["initial_state"]
+    pool = first.new_zeros(3, *first.shape[1:])
+    return {"initial_state": pool[:2], "final_state": pool[1:]}
+
+
+def _as_output(state: Any, out: Any) -> Any:
+    return state.view(torch.bfloat16).reshape(-1)[: out.numel()].view(out.shape)
+
+
+CONTENT_ERRORS = [
+    ((1, 2, 5), "1 as first"),
+    ((0, 2, 4), "4 as last"),
+    ((0, 6, 5), "5 after 6"),
+    ((0, 2, 6), "6 as last"),
+]
+
+
+def expect(error: type[Exception], name: str, says: str, call: dict[str, Any]) -> None:
+    with pytest.raises(error, match=re.escape(says)) as caught:
+        flash_kda.fwd(**call)
+    assert f"argument '{name}'" in str(caught.value)
+    assert "takes" in str(caught.value)
+
+
+def ids(rows: list[tuple[str, str, Mutation]]) -> list[str]:
+    return [f"{name}-{says}" for name, says, _ in rows]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(("name", "says", "mutate"), TYPE_ERRORS, ids=ids(TYPE_ERRORS))
+def test_wrong_type(device: str, name: str, says: str, mutate: Mutation) -> None:
+    expect(TypeError, name, says, mutate(make_call(device=device)))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(("name", "says", "mutate"), VALUE_ERRORS, ids=ids(VALUE_ERRORS))
+def test_wrong_value(device: str, name: str, says: str, mutate: Mutation) -> None:
+    expect(ValueError, name, says, mutate(make_call(device=device)))
+
+
+@pytest.mark.parametrize(("ends", "says"), CONTENT_ERRORS)
+def test_wrong_cu_seqlens_contents(ends: tuple[int, ...], says: str) -> None:
+    expect(ValueError, "cu_seqlens", says, packed(make_call(), ends))
+
+
+def test_meta_contents_are_not_read() -> None:
+    flash_kda.fwd(**packed(make_call(device="meta"), (1, 2, 9)))
+
+
+@pytest.mark.parametrize("name", ["k", "out", "A_log", "final_state", "cu_seqlens"])
+def test_mixed_devices(name: str) -> None:
+    call = packed(make_call())
+    expect(ValueError, name, "on meta", call | {name: call[name].to("meta")})
+
+
+def test_an_output_that_requires_grad() -> None:
+    call = make_call()
+    call["out"].requires_grad_()
+    expect(ValueError, "out", "requires grad", call)
+    with torch.no_grad():
+        flash_kda.fwd(**call)
+
+
+def test_nothing_is_written_by_a_refused_call() -> None:
+    call = make_call() | {"lower_bound": 0.5}
+    with pytest.raises(ValueError, match="lower_bound"):
+        flash_kda.fwd(**call)
+    assert call["out"].isnan().all() and call["final_state"].isnan().all()
+
+
+def fused(parts: int, call: dict[str, Any]) -> Any:
+    return torch.zeros(2, 5, parts, 2, 128, dtype=torch.bfloat16, device=call["q"].device)
+
+
+ACCEPTED: dict[str, Mutation] = {
+    "as made": lambda c: c,
+    "packed": packed,
+    "int32 cu_seqlens": lambda c: packed(c) | {"cu_seqlens": packed(c)["cu_seqlens"].int()},
+    "q, k, v, out interleaved by token": lambda c: (
+        c | dict(zip(("q", "k", "v", "out"), fused(4, c).unbind(2), strict=True))
+    ),
+    "v and out interleaved by head": lambda c: (
+        c | dict(zip(("v", "out"), fused(2, c).view(2, 5, 2, 2, 128).unbind(3), strict=True))
+    ),
+    "out between other batches": lambda c: (
+        c | dict(zip(("v", "out"), c["v"].new_zeros(2, 2, 5, 2, 128).unbind(1), strict=True))
+    ),
+    "one buffer for inputs": lambda c: c | {"k": c["q"]},
+    "expanded inputs": lambda c: c | {"g": c["g"][:, :1].expand(-1, 5, -1, -1)},
+    "state in place": lambda c: c | {"final_state": c["initial_state"]},
+    "states of two dtypes": lambda c: c | {"initial_state": c["initial_state"].bfloat16()},
+    "beta anywhere": lambda c: c | {"beta": _off_by(3)(c["beta"])},
+    "numpy numbers": lambda c: c | {"scale": np.float32(0.5), "lower_bound": np.float64(-5.0)},
+    "integer bound": lambda c: c | {"lower_bound": -5, "scale": 1},
+    "a parameter": lambda c: c | {"A_log": torch.nn.Parameter(c["A_log"])},
+    "other head sizes": lambda c: (
+        c
+        | {n: c[n][..., :36].contiguous() for n in ("q", "k", "g")}
+        | {
+            "dt_bias": None,
+            "initial_state": c["initial_state"][..., :36].contiguous(),
+            "final_state": c["final_state"][..., :36].contiguous(),
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("accept", ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_accepted(device: str, accept: Mutation) -> None:
+    flash_kda.fwd(**accept(make_call(device=device)))
+
+
+def test_strides_of_single_entries_do_not_matter() -> None:
+    call = make_call(B=1, T=1, H=1, HV=1)
+    call["q"] = call["q"].as_strided((1, 1, 1, 128), (3, 5, 7, 1))
+    flash_kda.fwd(**call)
+
+
+def test_sizes_are_returned() -> None:
+    call = packed(make_call(HV=4))
+    names = list(inspect.signature(check_fwd).parameters)
+    sizes = check_fwd(**{n: call[n] for n in names})
+    assert sizes == (1, 5, 2, 4, 128, 128, 2)
