@@ -1,0 +1,121 @@
+"""The decision as a table: who runs what, in which order refusals are met, and that it is total."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flash_kda.arch import parse_list
+from flash_kda.dispatch import (
+    ORDER,
+    DeviceFacts,
+    Facts,
+    LibraryFacts,
+    Request,
+    Unavailable,
+    decide,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def facts(cc: tuple[int, int] | None, archs: str = "90a,100a", code: str = "loaded") -> Facts:
+    device = DeviceFacts("cpu") if cc is None else DeviceFacts("cuda", 0, cc)
+    return Facts(device, LibraryFacts(code, f"the library: {code}", tuple(parse_list(archs)[0])))
+
+
+@pytest.mark.parametrize(
+    ("cc", "archs", "code"),
+    [
+        ((9, 0), "90a,100a", None),
+        ((10, 3), "90a,100a", "not_in_wheel"),  # R20
+        ((10, 0), "100f", None),  # R21
+        ((10, 3), "100f", None),
+        ((10, 7), "100f", None),
+        ((12, 0), "100f", "not_in_wheel"),
+        ((10, 0), "100a,100f", None),  # R22
+        ((12, 1), "120a", "not_in_wheel"),  # R23
+        ((12, 1), "120f", None),
+        ((10, 3), "100f+PTX", None),  # R24
+        ((12, 0), "100f+PTX", "not_in_wheel"),
+        ((9, 0), "", "not_in_wheel"),
+        ((8, 9), "90a", "no_kernel"),
+        ((11, 0), "90a", "no_kernel"),
+        ((13, 0), "90a", "no_kernel"),
+        (None, "90a", "no_device"),
+    ],
+)
+def test_what_runs_on_what(cc: tuple[int, int] | None, archs: str, code: str | None) -> None:
+    decision = decide(facts(cc, archs), Request("cuda"))
+    assert decision.backend == (None if code else "cuda")
+    assert [refusal.code for refusal in decision.refusals] == ([code] if code else [])
+    assert decide(facts(cc, archs), Request()).backend == ("reference" if code else "cuda")
+
+
+def test_not_in_wheel_names_what_is_there_what_is_needed_and_what_to_do() -> None:
+    text = decide(facts((10, 3)), Request("cuda")).refusals[0].text
+    for part in ("90a, 100a", "10.3", "103a", "100f", "FLASH_KDA_CUDA_ARCHS=", "cuda:0"):
+        assert part in text
+
+
+@pytest.mark.parametrize("code", ["missing_file", "undefined_symbol", "load_error", "name_taken"])
+def test_load_failures_keep_their_code_and_text(code: str) -> None:
+    refusal = decide(facts((9, 0), "", code), Request("cuda")).refusals[0]
+    assert (refusal.backend, refusal.code, refusal.text) == ("cuda", code, f"the library: {code}")
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (Request("cuda", dtype="float16"), "float16"),
+        (Request("cuda", head_k=64), "K = 64, V = 128"),
+        (Request("cuda", head_v=256), "K = 128, V = 256"),
+        (Request("cuda", head_k=0), r"K = ?"),
+        (Request("cuda", gate="softplus"), "softplus"),
+    ],
+)
+def test_unsuitable(request_: Request, says: str) -> None:
+    refusal = decide(facts((9, 0)), request_).refusals[0]
+    assert refusal.code == "unsuitable" and says in refusal.text
+
+
+def test_capability_is_asked_before_availability_and_that_before_suitability() -> None:
+    soft = Request("cuda", gate="softplus")
+    assert decide(facts((8, 9), "", "missing_file"), soft).refusals[0].code == "no_kernel"
+    assert decide(facts((9, 0), "", "missing_file"), soft).refusals[0].code == "missing_file"
+    assert decide(facts((9, 0), "100a"), soft).refusals[0].code == "not_in_wheel"
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    decision = decide(facts((9, 0)), Request("triton"))
+    assert decision.backend is None and decision.refusals[0].code == "unknown_backend"
+    assert all(name in decision.refusals[0].text for name in ("auto", *ORDER))
+
+
+def test_it_is_total_and_auto_always_finds_a_backend() -> None:
+    devices = [None, (0, 0), (8, 0), (9, 0), (10, 7), (99, 9)]
+    codes = ("loaded", "missing_file", "undefined_symbol", "load_error", "name_taken", "anything")
+    for cc, code, backend, k, gate in itertools.product(
+        devices, codes, ("auto", *ORDER, "", "AUTO"), (0, 1, 128), ("bounded", "softplus", "?")
+    ):
+        decision = decide(facts(cc, "90a", code), Request(backend, "bfloat16", k, 128, gate))
+        assert (decision.backend is None) <= bool(decision.refusals)
+        if backend == "auto":
+            assert decision.backend in ORDER
+
+
+def test_unavailable_lists_every_reason() -> None:
+    refusals = decide(facts((8, 9)), Request("cuda")).refusals + decide(facts(None), Request("cuda")).refusals
+    error = Unavailable("auto", "cuda:0", refusals)
+    assert isinstance(error, ValueError) and error.code == "no_kernel" and error.refusals == refusals
+    assert all(refusal.text in str(error) for refusal in refusals)
+
+
+def test_the_decision_needs_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import flash_kda.dispatch as d; print(d.ORDER)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

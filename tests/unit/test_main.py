@@ -1,0 +1,172 @@
+"""``python -m flash_kda``: the JSON's fields, the text, and each problem it must notice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flash_kda
+from flash_kda import __main__, _report
+from flash_kda.dispatch import Refusal
+
+ROOT = Path(__file__).resolve().parents[2]
+FIELDS = {
+    "schema": int,
+    "version": str,
+    "python": str,
+    "location": str,
+    "build_record": (dict, type(None)),
+    "library": dict,
+    "torch": dict,
+    "driver": dict,
+    "gpus": list,
+    "choices": list,
+    "owners": list,
+    "problems": list,
+}
+
+
+def module(*arguments: str, prelude: str = "pass") -> subprocess.CompletedProcess[str]:
+    code = (
+        f"import sys, runpy; {prelude}; sys.argv = ['flash_kda', *{arguments!r}]\n"
+        "runpy.run_module('flash_kda', run_name='__main__')"
+    )
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_json_has_every_field() -> None:
+    done = module("--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert {name: isinstance(report[name], kind) for name, kind in FIELDS.items()} == dict.fromkeys(
+        FIELDS, True
+    )
+    assert report.keys() == FIELDS.keys()
+    assert report["schema"] == 1 and report["version"] == flash_kda.__version__
+    assert {"path", "code", "text", "version", "built", "images", "images_error"} == report["library"].keys()
+    assert report["choices"] and {"device", "backend", "refusals"} == report["choices"][0].keys()
+
+
+def test_text_names_the_backend_and_why_not_the_others() -> None:
+    done = subprocess.run([sys.executable, "-m", "flash_kda"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert flash_kda.__version__ in done.stdout and "backend" in done.stdout
+
+
+def test_without_torch_it_says_so() -> None:
+    done = module("--json", prelude="sys.modules['torch'] = None")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["torch"]["version"] is None and "torch" in report["torch"]["error"]
+    assert report["library"]["code"] == "no_torch"
+    assert all(choice["backend"] is None for choice in report["choices"])
+    assert any("torch did not import" in problem for problem in report["problems"])
+
+
+def test_a_foreign_owner_of_the_name_is_a_problem(tmp_path: Path) -> None:
+    assert _report.name_problems(("flash-kda",), tmp_path, []) == []
+    (problem,) = _report.name_problems(("flash-kda", "tokenspeed-flashkda"), tmp_path, [])
+    assert "tokenspeed-flashkda" in problem and "pip uninstall" in problem
+
+
+def installed(folder: Path, name: str, files: list[str]) -> None:
+    """A distribution as pip leaves it, metadata only."""
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+
+
+@pytest.mark.parametrize("name", ["tokenspeed-flashkda", "somebody_elses.kda"])
+def test_owners_are_read_from_installed_metadata(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(_report.owners())
+    installed(tmp_path, name, ["flash_kda/__init__.py"])
+    assert set(_report.owners()) - before == {name.replace("_", "-").replace(".", "-")}
+
+
+def test_a_second_copy_on_the_path_is_a_problem(tmp_path: Path) -> None:
+    here, there = tmp_path / "a" / "flash_kda", tmp_path / "b" / "flash_kda"
+    for folder in (here, there):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+    path = [str(folder.parent) for folder in (here, there)]
+    (problem,) = _report.name_problems((), here, [*path, *path])
+    assert str(there) in problem
+    assert _report.name_problems((), here, path[:1]) == []
+
+
+def library(code: str = "loaded", **change: Any) -> dict[str, Any]:
+    images = [
+        {"kind": "elf", "target": "90a"},
+        {"kind": "elf", "target": "100f"},
+        {"kind": "ptx", "target": "100f"},
+    ]
+    facts = {"code": code, "text": "the text", "version": flash_kda.__version__, "built": ["90a", "100f+PTX"]}
+    return facts | {"path": "x", "images": images, "images_error": None} | change
+
+
+@pytest.mark.parametrize(
+    ("facts", "record", "says"),
+    [
+        (library(), {"architectures": ["90a", "100f"]}, None),
+        (library(), None, None),
+        (library(built=["90a"]), None, "the library names the architectures"),
+        (library(), {"architectures": ["90a", "100f", "103a"]}, "the build record names"),
+        (library(version="0.0.9"), None, "version 0.0.9"),
+        (library(version=flash_kda.__version__ + "+cu130"), None, None),
+        (library(images_error="cut short"), None, "cut short"),
+        (library("undefined_symbol"), None, "the text"),
+        (library("missing_file", images=[], built=[]), None, None),
+    ],
+)
+def test_what_the_library_says_must_agree_with_its_bytes(facts: Any, record: Any, says: str | None) -> None:
+    problems = _report.library_problems(facts, record)
+    assert len(problems) == (says is not None)
+    assert says is None or says in problems[0]
+
+
+def test_a_gpu_left_to_the_slow_backend_is_a_problem() -> None:
+    gpu = _report.Gpu("cuda:0", "H200", "9.0")
+    choice = _report.Choice("cuda:0", "reference", (Refusal("cuda", "missing_file", "not there"),))
+    (problem,) = _report.device_problems(
+        (gpu,), {"version": "2.11", "cuda": "13.0", "error": None}, (choice,)
+    )
+    assert "cuda:0" in problem and "not there" in problem
+
+
+def test_a_gpu_that_torch_cannot_see_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_report, "driver_gpus", lambda: ("NVIDIA H200, 9.0",))
+    (problem,) = _report.device_problems((), {"version": "2.13.0+cpu", "cuda": None, "error": None}, ())
+    assert "NVIDIA H200" in problem and "CPU build" in problem
+
+
+def test_choices_follow_the_gpus() -> None:
+    gpus = (_report.Gpu("cuda:0", "H200", "9.0"), _report.Gpu("cuda:1", "L4", "8.9"))
+    facts = library("missing_file")
+    assert [c.device for c in _report.choices(gpus, facts)] == ["cuda:0", "cuda:1"]
+    assert [c.refusals[0].code for c in _report.choices(gpus, facts)] == ["missing_file", "no_kernel"]
+    assert [c.device for c in _report.choices((), facts)] == ["cpu"]
+
+
+def test_problems_are_printed() -> None:
+    report = _report.collect()
+    text = __main__.render(report)
+    assert ("no problems found" in text) == (not report.problems)
+    assert all(problem in text for problem in report.problems)
+
+
+def test_the_version_of_the_kernel_module_is_read() -> None:
+    for line in (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build  (dvs-builder)\n",
+    ):
+        match = _report._KERNEL_MODULE.search(line)
+        assert match and match[1] in ("550.54.15", "580.159.03")
