@@ -59,7 +59,7 @@ def _sequences(batch: int, tokens: int, cu_seqlens: Tensor | None) -> list[tuple
 
 
 def _recur(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One sequence, float64. q, k, g ``[T, HV, K]``, v ``[T, HV, V]``, b ``[T, HV]``, state ``[HV, V, K]``."""
+    """One sequence in float64. q, k, g ``[T, HV, K]``, v ``[T, HV, V]``, b ``[T, HV]``, S ``[HV, V, K]``."""
     out = torch.zeros_like(v)
     for t in range(v.shape[0]):
         state = state * torch.exp(g[t])[:, None, :]
