@@ -47,12 +47,6 @@ __device__ __forceinline__ uint32_t pack_f16(float lo, float hi) {
   return d;
 }
 
-__device__ __forceinline__ float select(bool which, float if_true, float if_false) {
-  float d;
-  asm("{\n.reg .pred p;\nsetp.ne.s32 p, %3, 0;\nselp.f32 %0, %1, %2, p;\n}" : "=f"(d) : "f"(if_true), "f"(if_false), "r"(static_cast<int>(which)));
-  return d;
-}
-
 // ---- matrix fragments ---------------------------------------------------------------------------
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -129,6 +123,19 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
       :
       : "r"(bar), "r"(parity)
       : "memory");
+}
+
+// Makes this thread's ordinary shared memory writes visible to instructions of the async proxy (wgmma reads).
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+
+// Moves registers between the warps of a block: first instruction of a role, the same for all four warps of a group.
+template <int kRegisters>
+__device__ __forceinline__ void set_max_registers_up() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void set_max_registers_down() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
 }
 
 }  // namespace flash_kda

@@ -1,0 +1,308 @@
+// Consumer warps: the state in registers, advanced chunk by chunk.
+#pragma once
+
+#include "fwd_layout.cuh"
+#include "wgmma.cuh"
+
+namespace flash_kda {
+
+// A warp owns 32 state rows as two m-tiles. S[m][j] is the accumulator of rows 16m + lane/4 (+8), channels
+// 8j + 2(lane%4), +1.
+constexpr int kTilesM = kDim / kConsumerWarps / 16;
+constexpr int kTilesN = kDim / 8;
+static_assert(kTilesM * 2 == 4, "write_output stores four 16-byte pieces of each row a warp");
+
+struct ConsumerAddr {
+  FragAddr frag;
+  uint32_t v[kTilesM];  // this warp's columns of the v tile, as ldmatrix / stmatrix rows
+  uint32_t out;         // this lane's 16-byte piece of row lane/4, in the same columns
+};
+
+__device__ __forceinline__ ConsumerAddr make_consumer_addr(int warp, int lane) {
+  ConsumerAddr at;
+  at.frag = make_frag_addr(lane);
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m)
+    at.v[m] = tile_offset((lane & 7) + 8 * (lane >> 4), (warp * kTilesM + m) * 2 + ((lane >> 3) & 1));
+  at.out = tile_offset(lane >> 2, warp * kTilesM * 2 + (lane & 3));
+  return at;
+}
+
+__device__ __forceinline__ float2 load_pair(const float* p) { return *reinterpret_cast<const float2*>(p); }
+__device__ __forceinline__ float2 load_pair(const __nv_bfloat16* p) {
+  const uint32_t raw = *reinterpret_cast<const uint32_t*>(p);
+  return make_float2(bf16_lo(raw), bf16_hi(raw));
+}
+__device__ __forceinline__ void store_pair(float* p, float x, float y) { *reinterpret_cast<float2*>(p) = make_float2(x, y); }
+__device__ __forceinline__ void store_pair(__nv_bfloat16* p, float x, float y) {
+  *reinterpret_cast<uint32_t*>(p) = pack_bf16(x, y);
+}
+
+// Calls f(S[m][j] pair, element offset from the lane's first element); the offsets are immediates.
+template <typename F>
+__device__ __forceinline__ void for_each_pair(float (&S)[kTilesM][kTilesN][4], F f) {
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+    for (int j = 0; j < kTilesN; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) f(S[m][j][2 * half], S[m][j][2 * half + 1], (m * 16 + half * 8) * kDim + 8 * j);
+}
+
+__device__ __forceinline__ int64_t state_offset(const Work& w, int warp, int lane) {
+  return (w.state_index * kDim + warp * kTilesM * 16 + (lane >> 2)) * kDim + 2 * (lane & 3);
+}
+
+template <typename T>
+__device__ __forceinline__ void load_state_as(const void* state, int64_t offset, float (&S)[kTilesM][kTilesN][4]) {
+  const T* src = static_cast<const T*>(state) + offset;
+  for_each_pair(S, [&](float& x, float& y, int at) {
+    const float2 pair = load_pair(src + at);
+    x = pair.x;
+    y = pair.y;
+  });
+}
+
+template <typename T>
+__device__ __forceinline__ void store_state_as(void* state, int64_t offset, float (&S)[kTilesM][kTilesN][4]) {
+  T* dst = static_cast<T*>(state) + offset;
+  for_each_pair(S, [&](float& x, float& y, int at) { store_pair(dst + at, x, y); });
+}
+
+__device__ __forceinline__ void zero(float (&acc)[kTilesM][2][4]) {
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[m][n][i] = 0.0f;
+}
+
+// Two neighbouring n-tiles of an accumulator are one A operand.
+__device__ __forceinline__ void to_operand(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4]) {
+  a[0] = pack_bf16(left[0], left[1]);
+  a[1] = pack_bf16(left[2], left[3]);
+  a[2] = pack_bf16(right[0], right[1]);
+  a[3] = pack_bf16(right[2], right[3]);
+}
+
+// acc[v][token] += S tile^T over one block of 16 channels.
+__device__ __forceinline__ void state_product(uint32_t tile, int kb, const uint32_t (&S)[kTilesM][4], const FragAddr& at,
+                                              float (&acc)[kTilesM][2][4]) {
+  uint32_t b[4];
+  ldmatrix_x4(b, frag_addr(tile, at.cols_first, kb));
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+    for (int n = 0; n < 2; ++n) mma_bf16(acc[m][n], S[m], b[2 * n], b[2 * n + 1]);
+}
+
+// R = beta (V - Kd S^T) of one m-tile, in fp32.
+__device__ __forceinline__ void residual(const Slot& slot, const ConsumerAddr& at, int m, int lane, float (&acc)[2][4]) {
+  const int pair = lane & 3;
+  const float2 beta[2] = {*reinterpret_cast<const float2*>(slot.extras.beta + 2 * pair),
+                          *reinterpret_cast<const float2*>(slot.extras.beta + 8 + 2 * pair)};
+  uint32_t v[4];
+  ldmatrix_x4_trans(v, smem_addr(slot.tiles.v) + at.v[m]);
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t pair_v = v[2 * n + half];
+      acc[n][2 * half] = beta[n].x * (bf16_lo(pair_v) - acc[n][2 * half]);
+      acc[n][2 * half + 1] = beta[n].y * (bf16_hi(pair_v) - acc[n][2 * half + 1]);
+    }
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// S gam of one m-tile.
+__device__ __forceinline__ void decay_state(const Slot& slot, int lane, float (&S)[kTilesN][4]) {
+  const float4* gam = reinterpret_cast<const float4*>(slot.extras.gam + (lane & 3) * kGamGroup);
+#pragma unroll
+  for (int jp = 0; jp < kTilesN / 2; ++jp) {
+    const float4 decay = gam[jp];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      float(&acc)[4] = S[2 * jp + n];
+      const float dx = n == 0 ? decay.x : decay.z, dy = n == 0 ? decay.y : decay.w;
+      acc[0] *= dx;
+      acc[1] *= dy;
+      acc[2] *= dx;
+      acc[3] *= dy;
+    }
+  }
+}
+#endif
+
+// S = S gam + U^T Kt.
+__device__ __forceinline__ void update_state(const Slot& slot, const uint32_t (&u)[kTilesM][4], const ConsumerAddr& at, int lane,
+                                             float (&S)[kTilesM][kTilesN][4]) {
+  const float4* gam = reinterpret_cast<const float4*>(slot.extras.gam + (lane & 3) * kGamGroup);
+#pragma unroll
+  for (int jp = 0; jp < kTilesN / 2; ++jp) {
+    const float4 decay = gam[jp];
+    uint32_t b[4];
+    ldmatrix_x4_trans(b, frag_addr(smem_addr(slot.tiles.g), at.frag.rows_first, jp));
+#pragma unroll
+    for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        float(&acc)[4] = S[m][2 * jp + n];
+        const float dx = n == 0 ? decay.x : decay.z, dy = n == 0 ? decay.y : decay.w;
+        acc[0] *= dx;
+        acc[1] *= dy;
+        acc[2] *= dx;
+        acc[3] *= dy;
+        mma_bf16(acc, u[m], b[2 * n], b[2 * n + 1]);
+      }
+  }
+}
+
+// Output tile through this warp's own columns of the v tile, then 16-byte stores: a lane stores one piece of rows
+// lane/4 and lane/4 + 8.
+__device__ __forceinline__ void write_output(const Slot& slot, const float (&o)[kTilesM][2][4], const ConsumerAddr& at, uint8_t* dst,
+                                             int64_t row_bytes, int valid, int lane) {
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m) {
+    uint32_t r[4];
+    to_operand(r, o[m][0], o[m][1]);
+    stmatrix_x4_trans(smem_addr(slot.tiles.v) + at.v[m], r);
+  }
+  __syncwarp();
+  const int row = lane >> 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint4 x = *reinterpret_cast<const uint4*>(slot.tiles.v + at.out + half * 8 * kRowBytes);
+    if (row + half * 8 < valid) *reinterpret_cast<uint4*>(dst + half * 8 * row_bytes) = x;
+  }
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// One quarter of Kd S^T and Qd S^T: m-tile m, channel blocks of half h. The bf16 copy of S must stay in its registers
+// until the products have run, so the caller alternates between two buffers.
+__device__ __forceinline__ void start_state_products(const Slot& slot, int h, const float (&S)[kTilesN][4],
+                                                     uint32_t (&s16)[kBlocks / 2][4], float (&r)[2][4], float (&o)[2][4]) {
+  const uint32_t kd = smem_addr(slot.tiles.k) + h * kHalfBytes, qd = smem_addr(slot.tiles.q) + h * kHalfBytes;
+#pragma unroll
+  for (int kb = 0; kb < kBlocks / 2; ++kb) to_operand(s16[kb], S[h * 8 + 2 * kb], S[h * 8 + 2 * kb + 1]);
+  wgmma_fence();
+#pragma unroll
+  for (int kb = 0; kb < kBlocks / 2; ++kb) wgmma_n16(r, s16[kb], wgmma_desc(kd + kb * 32, 16, 8 * kRowBytes), h + kb > 0);
+#pragma unroll
+  for (int kb = 0; kb < kBlocks / 2; ++kb) wgmma_n16(o, s16[kb], wgmma_desc(qd + kb * 32, 16, 8 * kRowBytes), h + kb > 0);
+  wgmma_commit();
+}
+
+// The same chunk with the large products on wgmma. The two m-tiles are staggered: while the products of one run, R and U
+// of the other are formed, so the tensor cores see work back to back.
+__device__ __forceinline__ void consume_chunk(const Slot& slot, float (&S)[kTilesM][kTilesN][4], const ConsumerAddr& at, uint8_t* dst,
+                                              int64_t row_bytes, int valid, int lane) {
+  static_assert(kTilesM == 2, "the wait counts below are for two m-tiles");
+  const uint64_t kt = wgmma_desc(smem_addr(slot.tiles.g), kHalfBytes, 8 * kRowBytes);
+  uint32_t s16[2][kBlocks / 2][4], u[kTilesM][4];
+  float r[kTilesM][2][4], o[kTilesM][2][4];
+  start_state_products(slot, 0, S[0], s16[0], r[0], o[0]);
+  start_state_products(slot, 1, S[0], s16[1], r[0], o[0]);
+  wgmma_wait<1>();
+  start_state_products(slot, 0, S[1], s16[0], r[1], o[1]);
+  wgmma_wait<1>();
+  start_state_products(slot, 1, S[1], s16[1], r[1], o[1]);
+  const uint4 fa = slot.extras.frag_a[lane];
+  const uint2 fb = slot.extras.frag_b[lane];
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m) {
+    if (m == 1) wgmma_wait<1>();  // all but the update of m-tile 0
+    pin(r[m]);
+    pin(o[m]);
+    residual(slot, at, m, lane, r[m]);
+    to_operand(u[m], r[m][0], r[m][1]);
+    mma_bf16(r[m][0], u[m], fa.x, 0u);  // U = R + (X - I) R
+    mma_bf16(r[m][1], u[m], fa.y, fa.z);
+    to_operand(u[m], r[m][0], r[m][1]);
+    decay_state(slot, lane, S[m]);
+    wgmma_fence();
+    wgmma_n128_rows(S[m], u[m], kt);
+    wgmma_commit();
+    mma_bf16(o[m][0], u[m], fa.w, 0u);
+    mma_bf16(o[m][1], u[m], fb.x, fb.y);
+  }
+  write_output(slot, o, at, dst, row_bytes, valid, lane);
+  wgmma_wait<0>();
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m) pin(S[m]);
+}
+#else
+__device__ __forceinline__ void consume_chunk(const Slot& slot, float (&S)[kTilesM][kTilesN][4], const ConsumerAddr& at, uint8_t* dst,
+                                              int64_t row_bytes, int valid, int lane) {
+  // The second half of Qd S^T waits in registers (its operand, 32 of them) to run while R and U are formed; holding all
+  // of S in bf16 instead would spill.
+  constexpr int kHeld = kBlocks / 2;
+  const uint32_t kd = smem_addr(slot.tiles.k), qd = smem_addr(slot.tiles.q);
+  uint32_t held[kHeld][kTilesM][4];
+  float r[kTilesM][2][4], o[kTilesM][2][4];
+  zero(r);
+  zero(o);
+#pragma unroll
+  for (int kb = 0; kb < kBlocks; ++kb) {
+    uint32_t(&s16)[kTilesM][4] = held[kb % kHeld];
+#pragma unroll
+    for (int m = 0; m < kTilesM; ++m) to_operand(s16[m], S[m][2 * kb], S[m][2 * kb + 1]);
+    state_product(kd, kb, s16, at.frag, r);
+    if (kb < kHeld) state_product(qd, kb, s16, at.frag, o);
+  }
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m) residual(slot, at, m, lane, r[m]);
+  const uint4 fa = slot.extras.frag_a[lane];
+  const uint2 fb = slot.extras.frag_b[lane];
+  uint32_t u[kTilesM][4];
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m) {
+    to_operand(u[m], r[m][0], r[m][1]);
+    mma_bf16(r[m][0], u[m], fa.x, 0u);  // U = R + (X - I) R
+    mma_bf16(r[m][1], u[m], fa.y, fa.z);
+  }
+#pragma unroll
+  for (int kb = kHeld; kb < kBlocks; ++kb) state_product(qd, kb, held[kb % kHeld], at.frag, o);
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m) {
+    to_operand(u[m], r[m][0], r[m][1]);
+    mma_bf16(o[m][0], u[m], fa.w, 0u);
+    mma_bf16(o[m][1], u[m], fb.x, fb.y);
+  }
+  update_state(slot, u, at, lane, S);
+  write_output(slot, o, at, dst, row_bytes, valid, lane);
+}
+#endif
+
+__device__ __forceinline__ void consume(const FwdParams& p, const Work& w, SmemArch& smem, int warp, int lane) {
+  if constexpr (kWgmma) set_max_registers_up<kConsumerRegisters>();
+  const int64_t row_bytes = 2 * p.out_stride.token;
+  const ConsumerAddr at = make_consumer_addr(warp, lane);
+  uint8_t* dst = const_cast<uint8_t*>(head_base(p.out, p.out_stride, w, w.head)) + (lane >> 2) * row_bytes +
+                 (warp * kTilesM * 2 + (lane & 3)) * 16;
+  float S[kTilesM][kTilesN][4];
+  const int64_t state_at = state_offset(w, warp, lane);
+  if (p.initial_state == nullptr)
+    for_each_pair(S, [](float& x, float& y, int) { x = y = 0.0f; });
+  else if (p.initial_is_bf16)
+    load_state_as<__nv_bfloat16>(p.initial_state, state_at, S);
+  else
+    load_state_as<float>(p.initial_state, state_at, S);
+
+  RingPosition pos;
+  for (int left = w.length; left > 0; left -= kChunk) {
+    mbarrier_wait(smem_addr(&smem.full[pos.slot]), pos.parity);
+    consume_chunk({smem.tiles[pos.slot], smem.extras[pos.slot]}, S, at, dst, row_bytes, left, lane);
+    mbarrier_arrive(smem_addr(&smem.empty[pos.slot]));
+    dst += kChunk * row_bytes;
+    pos.advance(1);
+  }
+
+  if (p.final_state == nullptr) return;
+  if (p.final_is_bf16)
+    store_state_as<__nv_bfloat16>(p.final_state, state_at, S);
+  else
+    store_state_as<float>(p.final_state, state_at, S);
+}
+
+}  // namespace flash_kda

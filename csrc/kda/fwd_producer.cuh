@@ -1,0 +1,307 @@
+// Producer warps: raw q, k, g, beta of a chunk -> Qd, Kd, Kt, decays, X - I and P in a slot.
+#pragma once
+
+#include "fwd_layout.cuh"
+
+namespace flash_kda {
+
+// 16 rows x 256 bytes into a swizzled tile; rows from `valid` on are zeros.
+__device__ __forceinline__ void load_tile(uint32_t dst, const uint8_t* src, int64_t row_bytes, int valid, int lane) {
+  const int piece = lane & 15;
+#pragma unroll
+  for (int i = 0; i < kChunk / 2; ++i) {
+    const int row = 2 * i + (lane >> 4);
+    const bool ok = row < valid;
+    cp_async_16(dst + tile_offset(row, piece), src + (ok ? row : 0) * row_bytes + piece * 16, ok);
+  }
+}
+
+// Reciprocal norms of the 16 q rows and 16 k rows: the diagonals of q q^T and k k^T on the tensor cores, whose products
+// of bf16 are exact in fp32. An A fragment of a tile is at the same time the B fragment of its transpose.
+__device__ __forceinline__ void compute_norms(uint32_t tile, const uint32_t (&row_piece)[4], float (&squares)[2][4]) {
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) squares[n][i] = 0.0f;
+#pragma unroll
+  for (int kb = 0; kb < kBlocks; ++kb) {
+    uint32_t a[4];
+    ldmatrix_x4(a, frag_addr(tile, row_piece, kb));
+    mma_bf16(squares[0], a, a[0], a[2]);
+    mma_bf16(squares[1], a, a[1], a[3]);
+  }
+}
+
+__device__ __forceinline__ void store_norms(const Slot& slot, ProducerScratch& scratch, float scale, const FragAddr& at, int lane) {
+  float q[2][4], k[2][4];
+  compute_norms(smem_addr(slot.tiles.q), at.rows_first, q);
+  compute_norms(smem_addr(slot.tiles.k), at.rows_first, k);
+  const int row = lane >> 2;
+  if ((lane & 3) != row >> 1) return;  // the lane that holds the diagonal of rows `row` and `row + 8`
+  const bool odd = row & 1;
+  const float q_top = odd ? q[0][1] : q[0][0], q_bottom = odd ? q[1][3] : q[1][2];
+  const float k_top = odd ? k[0][1] : k[0][0], k_bottom = odd ? k[1][3] : k[1][2];
+  scratch.norm[row] = make_float2(rsqrtf(q_top + kNormEps) * scale, rsqrtf(k_top + kNormEps));
+  scratch.norm[row + 8] = make_float2(rsqrtf(q_bottom + kNormEps) * scale, rsqrtf(k_bottom + kNormEps));
+}
+
+// A lane works on two neighbouring channels at a time, 2 lane and 2 lane + 1 of one half of the tile: one half after the
+// other in a loop that is not unrolled, since with three warps a scheduler the code of both halves no longer fits the
+// instruction cache close to the issue slots.
+constexpr int kHalves = 2;
+constexpr int kHalfChannels = kDim / kHalves;
+
+__device__ __forceinline__ int pair_offset(int half, int row, int lane) {
+  return half * kHalfBytes + row * kRowBytes + ((((lane >> 2) ^ row) & 7) << 4) + (lane & 3) * 4;
+}
+
+// Gate: log2 decay = bound * sigmoid(exp(A_log) * (g + dt_bias)), as bound / (1 + 2^(slope * g + bias)).
+struct Gate {
+  float slope;          // -exp(A_log) * log2(e)
+  float2 bias[kHalves]; // slope * dt_bias of the lane's channels
+  float bound;          // lower_bound * log2(e)
+};
+
+__device__ __forceinline__ Gate make_gate(const FwdParams& p, int head, int lane) {
+  Gate gate;
+  gate.slope = -kLog2e * (p.a_log != nullptr ? expf(p.a_log[head]) : 1.0f);
+  gate.bound = p.lower_bound * kLog2e;
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    float2 dt = make_float2(0.0f, 0.0f);
+    if (p.dt_bias != nullptr) {
+      const float* row = p.dt_bias + static_cast<int64_t>(head) * kDim + half * kHalfChannels + 2 * lane;
+      dt = make_float2(row[0], row[1]);
+    }
+    gate.bias[half] = make_float2(gate.slope * dt.x, gate.slope * dt.y);
+  }
+  return gate;
+}
+
+// In-chunk cumulative log2 decay of the lane's channels. Tokens past the end do not decay.
+__device__ __forceinline__ void cumulative_gate(const uint8_t* g_tile, const Gate& gate, int half, int valid, int lane,
+                                                float2 (&G)[kChunk]) {
+  const float2 bias = half == 0 ? gate.bias[0] : gate.bias[1];
+  float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int t = 0; t < kChunk; ++t) {
+    const uint32_t g = *reinterpret_cast<const uint32_t*>(g_tile + pair_offset(half, t, lane));
+    const float bound = t < valid ? gate.bound : 0.0f;
+    sum.x += bound * sigmoid_neg_log2(gate.slope * bf16_lo(g) + bias.x);
+    sum.y += bound * sigmoid_neg_log2(gate.slope * bf16_hi(g) + bias.y);
+    G[t] = sum;
+  }
+}
+
+// Raw q, k, g of one half -> Qd, Kd, Kt in place, k^ exp(-G) to scratch, chunk decay to the slot.
+__device__ __forceinline__ void scale_operands(const Slot& slot, ProducerScratch& scratch, const float2 (&G)[kChunk], int half,
+                                               int lane) {
+  const float2 gam = make_float2(ex2(G[kChunk - 1].x), ex2(G[kChunk - 1].y));
+  *reinterpret_cast<float2*>(slot.extras.gam + gam_index(half * kHalfChannels + 2 * lane)) = gam;
+#pragma unroll
+  for (int t = 0; t < kChunk; ++t) {
+    const int off = pair_offset(half, t, lane);
+    uint32_t& q = *reinterpret_cast<uint32_t*>(slot.tiles.q + off);
+    uint32_t& k = *reinterpret_cast<uint32_t*>(slot.tiles.k + off);
+    const float2 norm = scratch.norm[t];
+    const float2 decay = make_float2(ex2(G[t].x), ex2(G[t].y));
+    const float2 kn = make_float2(bf16_lo(k) * norm.y, bf16_hi(k) * norm.y);
+    const float2 ki = make_float2(kn.x * ex2(-G[t].x), kn.y * ex2(-G[t].y));
+    q = pack_bf16(bf16_lo(q) * norm.x * decay.x, bf16_hi(q) * norm.x * decay.y);
+    k = pack_bf16(kn.x * decay.x, kn.y * decay.y);
+    *reinterpret_cast<uint32_t*>(slot.tiles.g + off) = pack_bf16(ki.x * gam.x, ki.y * gam.y);
+    *reinterpret_cast<uint32_t*>(scratch.k_inv + off) = pack_bf16(ki.x, ki.y);
+  }
+}
+
+// A and P of the chunk in accumulator layout, before masking.
+__device__ __forceinline__ void intra_products(const Slot& slot, const ProducerScratch& scratch, const FragAddr& at,
+                                               float (&A)[2][4], float (&P)[2][4]) {
+  const uint32_t kd = smem_addr(slot.tiles.k), qd = smem_addr(slot.tiles.q), ki = smem_addr(scratch.k_inv);
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) A[n][i] = P[n][i] = 0.0f;
+#pragma unroll
+  for (int kb = 0; kb < kBlocks; ++kb) {
+    uint32_t a_k[4], a_q[4], b[4];
+    ldmatrix_x4(b, frag_addr(ki, at.cols_first, kb));
+    ldmatrix_x4(a_k, frag_addr(kd, at.rows_first, kb));
+    ldmatrix_x4(a_q, frag_addr(qd, at.rows_first, kb));
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      mma_bf16(A[n], a_k, b[2 * n], b[2 * n + 1]);
+      mma_bf16(P[n], a_q, b[2 * n], b[2 * n + 1]);
+    }
+  }
+}
+
+// Inverse of I + L for a strictly lower 16x16 L given by its blocks in accumulator layout: l00 and l11 diagonal,
+// l10 below. Blocks of size h are joined to 2h by X <- X - X B_h X, where B_h is the part of L that links the two
+// halves: every intermediate is an inverse of a sub-block, so nothing grows, unlike the power series of L whose
+// terms reach binomial size when keys repeat. Returns the blocks of X the same way, diagonal included.
+struct LowerBlocks {
+  float d0[2], d1[2], below[2];  // lane holds row lane/4, columns 2(lane%4), +1 of each 8x8 block
+};
+
+__device__ __forceinline__ LowerBlocks inverse_unit_lower(const LowerBlocks& L, int lane) {
+  const int row = lane >> 2, pair = lane & 3;  // row of the block; columns 2*pair, 2*pair + 1
+  const uint32_t lt0 = movmatrix_trans(pack_f16(L.d0[0], L.d0[1]));
+  const uint32_t lt1 = movmatrix_trans(pack_f16(L.d1[0], L.d1[1]));
+  const uint32_t lt10 = movmatrix_trans(pack_f16(L.below[0], L.below[1]));
+
+  // h = 1: X = I - B_1, B_1 = entries (odd row, column row-1).
+  const bool even_diag = row == 2 * pair, odd_row = row == 2 * pair + 1;
+  float x[4] = {even_diag ? 1.0f : (odd_row ? -L.d0[0] : 0.0f), odd_row ? 1.0f : 0.0f,
+                even_diag ? 1.0f : (odd_row ? -L.d1[0] : 0.0f), odd_row ? 1.0f : 0.0f};
+
+  // h = 2 and 4, both diagonal blocks in one product: A = diag(X0, X1), B = [M0; M1]. In the transposed fragment a
+  // lane holds rows 2*pair, 2*pair+1 and column `row` of L.
+  const bool link2 = (pair & 1) && !((row >> 1) & 1) && (pair >> 1) == (row >> 2);
+  const bool link4 = pair >= 2 && row < 4;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const bool link = h == 0 ? link2 : link4;
+    const uint32_t x0 = pack_f16(x[0], x[1]), x1 = pack_f16(x[2], x[3]);
+    float t[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    mma_f16(t, x0, 0u, 0u, x1, link ? lt0 : 0u, link ? lt1 : 0u);
+    float y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    mma_f16(y, pack_f16(t[0], t[1]), 0u, 0u, pack_f16(t[2], t[3]), movmatrix_trans(x0), movmatrix_trans(x1));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] -= y[i];
+  }
+
+  // h = 8: X10 = -X1 L10 X0, in rows 8-15 of the products.
+  const uint32_t x0 = pack_f16(x[0], x[1]), x1 = pack_f16(x[2], x[3]);
+  float t[4] = {0.0f, 0.0f, 0.0f, 0.0f}, y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  mma_f16(t, 0u, x1, 0u, 0u, lt10, 0u);
+  mma_f16(y, 0u, pack_f16(t[2], t[3]), 0u, 0u, movmatrix_trans(x0), 0u);
+
+  LowerBlocks X;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    X.d0[i] = x[i];
+    X.d1[i] = x[2 + i];
+    X.below[i] = -y[2 + i];
+  }
+  return X;
+}
+
+// Masks A and P, inverts, and leaves X - I and P as the B fragments consumers load. Masking selects: entries above the
+// diagonal can be infinite.
+__device__ __forceinline__ void finish_chunk(const Slot& slot, const float (&A)[2][4], const float (&P)[2][4], float beta, int lane) {
+  const int row = lane >> 2, pair = lane & 3;
+  if (lane < kChunk) slot.extras.beta[lane] = beta;
+  const float beta_top = __shfl_sync(0xffffffffu, beta, row), beta_bottom = __shfl_sync(0xffffffffu, beta, row + 8);
+  LowerBlocks L;
+  float p0[2], p1[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int col = 2 * pair + i;
+    L.d0[i] = row > col ? beta_top * A[0][i] : 0.0f;
+    L.d1[i] = row > col ? beta_bottom * A[1][2 + i] : 0.0f;
+    L.below[i] = beta_bottom * A[0][2 + i];
+    p0[i] = row >= col ? P[0][i] : 0.0f;
+    p1[i] = row >= col ? P[1][2 + i] : 0.0f;
+  }
+  LowerBlocks X = inverse_unit_lower(L, lane);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool strict = row > 2 * pair + i;
+    X.d0[i] = strict ? X.d0[i] : 0.0f;
+    X.d1[i] = strict ? X.d1[i] : 0.0f;
+  }
+  slot.extras.frag_a[lane] = make_uint4(pack_bf16(X.d0[0], X.d0[1]), pack_bf16(X.below[0], X.below[1]),
+                                 pack_bf16(X.d1[0], X.d1[1]), pack_bf16(p0[0], p0[1]));
+  slot.extras.frag_b[lane] = make_uint2(pack_bf16(P[0][2], P[0][3]), pack_bf16(p1[0], p1[1]));
+}
+
+struct ProducerInput {
+  const uint8_t *q, *k, *v, *g;  // first token of the sequence
+  const uint16_t* beta;  // bf16 bits
+  int64_t q_row, k_row, v_row, g_row;  // bytes between tokens
+  int64_t beta_row;                    // elements between tokens
+};
+
+__device__ __forceinline__ ProducerInput producer_input(const FwdParams& p, const Work& w) {
+  const int head_qk = w.head / p.heads_per_group;
+  ProducerInput in;
+  in.q = head_base(p.q, p.q_stride, w, head_qk);
+  in.k = head_base(p.k, p.k_stride, w, head_qk);
+  in.v = head_base(p.v, p.v_stride, w, w.head);
+  in.g = head_base(p.g, p.g_stride, w, w.head);
+  in.beta = reinterpret_cast<const uint16_t*>(head_base(p.beta, p.beta_stride, w, w.head));
+  in.q_row = 2 * p.q_stride.token;
+  in.k_row = 2 * p.k_stride.token;
+  in.v_row = 2 * p.v_stride.token;
+  in.g_row = 2 * p.g_stride.token;
+  in.beta_row = p.beta_stride.token;
+  return in;
+}
+
+// Starts the copies of one chunk; returns this lane's beta logit (lanes 0-15, token = lane), still as raw bits: a
+// conversion here would wait for the load.
+__device__ __forceinline__ uint16_t start_chunk(const Slot& slot, const ProducerInput& in, int chunk, int length, int lane) {
+  const int64_t token = static_cast<int64_t>(chunk) * kChunk;
+  const int valid = length - static_cast<int>(token);
+  load_tile(smem_addr(slot.tiles.q), in.q + token * in.q_row, in.q_row, valid, lane);
+  load_tile(smem_addr(slot.tiles.k), in.k + token * in.k_row, in.k_row, valid, lane);
+  load_tile(smem_addr(slot.tiles.g), in.g + token * in.g_row, in.g_row, valid, lane);
+  load_tile(smem_addr(slot.tiles.v), in.v + token * in.v_row, in.v_row, valid, lane);
+  return lane < kChunk && lane < valid ? in.beta[(token + lane) * in.beta_row] : uint16_t{0};
+}
+
+__device__ __forceinline__ void prepare_chunk(const Slot& slot, ProducerScratch& scratch, const Gate& gate, float scale,
+                                              const FragAddr& at, uint16_t beta_bits, int valid, int lane) {
+  store_norms(slot, scratch, scale, at, lane);
+  __syncwarp();  // norms; also the last reads of raw q and k by other lanes
+#pragma unroll 1
+  for (int half = 0; half < kHalves; ++half) {
+    float2 G[kChunk];
+    cumulative_gate(slot.tiles.g, gate, half, valid, lane, G);
+    scale_operands(slot, scratch, G, half, lane);
+  }
+  __syncwarp();  // operands
+  float A[2][4], P[2][4];
+  intra_products(slot, scratch, at, A, P);
+  const float logit = bf16_lo(beta_bits);
+  finish_chunk(slot, A, P, lane < valid ? sigmoid_neg_log2(-kLog2e * logit) : 0.0f, lane);
+}
+
+// Producer `warp` prepares chunks warp, warp + producers, ... With enough slots it starts the copies of its next chunk
+// before it works on this one; with fewer the next chunk may need this chunk's slot.
+__device__ __forceinline__ void produce(const FwdParams& p, const Work& w, SmemArch& smem, int warp, int lane) {
+  if constexpr (kWgmma) set_max_registers_down<kProducerRegisters>();
+  constexpr bool kPrefetch = kConfig.slots >= 2 * kConfig.producers;
+  const int chunks = (w.length + kChunk - 1) / kChunk;
+  const ProducerInput in = producer_input(p, w);
+  const Gate gate = make_gate(p, w.head, lane);
+  const FragAddr at = make_frag_addr(lane);
+
+  RingPosition pos;
+  pos.advance(warp);
+  RingPosition load_pos = pos;
+  auto start = [&](int chunk) {
+    mbarrier_wait(smem_addr(&smem.empty[load_pos.slot]), load_pos.parity ^ 1);
+    const uint16_t beta = start_chunk({smem.tiles[load_pos.slot], smem.extras[load_pos.slot]}, in, chunk, w.length, lane);
+    load_pos.advance(kConfig.producers);
+    return beta;
+  };
+  uint16_t beta_next = 0;
+  if (kPrefetch && warp < chunks) beta_next = start(warp);
+  cp_async_commit();
+  for (int chunk = warp; chunk < chunks; chunk += kConfig.producers) {
+    uint16_t beta = beta_next;
+    if (!kPrefetch) beta = start(chunk);
+    if (kPrefetch && chunk + kConfig.producers < chunks) beta_next = start(chunk + kConfig.producers);
+    cp_async_commit();
+    cp_async_wait<kPrefetch ? 1 : 0>();
+    __syncwarp();
+    prepare_chunk({smem.tiles[pos.slot], smem.extras[pos.slot]}, smem.scratch[warp], gate, p.scale, at, beta, w.length - chunk * kChunk, lane);
+    if constexpr (kWgmma) fence_async_proxy();  // consumers read the tiles with wgmma
+    mbarrier_arrive(smem_addr(&smem.full[pos.slot]));
+    pos.advance(kConfig.producers);
+  }
+}
+
+}  // namespace flash_kda
