@@ -29,8 +29,8 @@ def make_request(
 ) -> Request:
     """Resolve what is expected of `path`.
 
-    `expect` is a list such as ``90a,100f+PTX``, by default the row's architectures; `row` is by default the one
-    that the wheel's local label names.  ConfigError or MetadataError when neither is known.
+    `expect` is a list such as ``90a,100f+PTX``, by default the row's architectures; `row` is by default the
+    one that the wheel's local label names.  ConfigError or MetadataError when neither is known.
     """
     is_wheel = path.suffix == ".whl"
     cuda_row = matrix.cuda_row(row) if row else _row_of_label(path, matrix, expect) if is_wheel else None
