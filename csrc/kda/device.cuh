@@ -125,9 +125,6 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
       : "memory");
 }
 
-// Makes this thread's ordinary shared memory writes visible to instructions of the async proxy (wgmma reads).
-__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
-
 // Moves registers between the warps of a block: first instruction of a role, the same for all four warps of a group.
 template <int kRegisters>
 __device__ __forceinline__ void set_max_registers_up() {

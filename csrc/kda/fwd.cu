@@ -18,7 +18,7 @@
 namespace flash_kda {
 
 extern "C" __global__ void __launch_bounds__(kConfig.threads(), 1) kda_fwd_kernel(const __grid_constant__ FwdParams p) {
-  extern __shared__ __align__(1024) uint8_t smem_raw[];
+  extern __shared__ __align__(128) uint8_t smem_raw[];
   SmemArch& smem = *reinterpret_cast<SmemArch*>(smem_raw);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   if (threadIdx.x < kConfig.slots) {
@@ -33,38 +33,19 @@ extern "C" __global__ void __launch_bounds__(kConfig.threads(), 1) kda_fwd_kerne
     produce(p, w, smem, warp - kConsumerWarps, lane);
 }
 
-namespace {
-
-template <int kProducers, int kSlots>
-struct Launch {
-  static constexpr int bytes = sizeof(Smem<kProducers, kSlots>);
-  static constexpr int threads = Config{kProducers, kSlots}.threads();
-};
-struct LaunchSize {
-  int threads, bytes;
-};
-
-// Mirrors the choice of kConfig above for the device the launch goes to.
-LaunchSize launch_size(int capability_major) {
-  using Hopper = Launch<kConfigHopper.producers, kConfigHopper.slots>;
-  using Large = Launch<kConfigLarge.producers, kConfigLarge.slots>;
-  using Small = Launch<kConfigSmall.producers, kConfigSmall.slots>;
-  if (capability_major == 9) return {Hopper::threads, Hopper::bytes};
-  if (capability_major == 12) return {Small::threads, Small::bytes};
-  return {Large::threads, Large::bytes};
-}
-
-}  // namespace
-
 cudaError_t launch_fwd(const FwdParams& p, cudaStream_t stream) {
   const int64_t blocks = p.num_sequences * p.heads_v;
   if (blocks == 0) return cudaSuccess;
   int device = 0, major = 0;
   if (cudaError_t e = cudaGetDevice(&device)) return e;
   if (cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device)) return e;
-  const LaunchSize size = launch_size(major);
-  if (cudaError_t e = cudaFuncSetAttribute(kda_fwd_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, size.bytes)) return e;
-  kda_fwd_kernel<<<static_cast<unsigned>(blocks), size.threads, size.bytes, stream>>>(p);
+  // The host's mirror of the choice of kConfig in the image that will run.
+  const bool small = major == 12;
+  const int threads = small ? kConfigSmall.threads() : kConfigLarge.threads();
+  const int bytes = static_cast<int>(small ? sizeof(Smem<kConfigSmall.producers, kConfigSmall.slots>)
+                                           : sizeof(Smem<kConfigLarge.producers, kConfigLarge.slots>));
+  if (cudaError_t e = cudaFuncSetAttribute(kda_fwd_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return e;
+  kda_fwd_kernel<<<static_cast<unsigned>(blocks), threads, bytes, stream>>>(p);
   return cudaGetLastError();
 }
 

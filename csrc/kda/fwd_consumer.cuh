@@ -2,7 +2,6 @@
 #pragma once
 
 #include "fwd_layout.cuh"
-#include "wgmma.cuh"
 
 namespace flash_kda {
 
@@ -114,26 +113,6 @@ __device__ __forceinline__ void residual(const Slot& slot, const ConsumerAddr& a
     }
 }
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// S gam of one m-tile.
-__device__ __forceinline__ void decay_state(const Slot& slot, int lane, float (&S)[kTilesN][4]) {
-  const float4* gam = reinterpret_cast<const float4*>(slot.extras.gam + (lane & 3) * kGamGroup);
-#pragma unroll
-  for (int jp = 0; jp < kTilesN / 2; ++jp) {
-    const float4 decay = gam[jp];
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      float(&acc)[4] = S[2 * jp + n];
-      const float dx = n == 0 ? decay.x : decay.z, dy = n == 0 ? decay.y : decay.w;
-      acc[0] *= dx;
-      acc[1] *= dy;
-      acc[2] *= dx;
-      acc[3] *= dy;
-    }
-  }
-}
-#endif
-
 // S = S gam + U^T Kt.
 __device__ __forceinline__ void update_state(const Slot& slot, const uint32_t (&u)[kTilesM][4], const ConsumerAddr& at, int lane,
                                              float (&S)[kTilesM][kTilesN][4]) {
@@ -177,61 +156,6 @@ __device__ __forceinline__ void write_output(const Slot& slot, const float (&o)[
   }
 }
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// One quarter of Kd S^T and Qd S^T: m-tile m, channel blocks of half h. The bf16 copy of S must stay in its registers
-// until the products have run, so the caller alternates between two buffers.
-__device__ __forceinline__ void start_state_products(const Slot& slot, int h, const float (&S)[kTilesN][4],
-                                                     uint32_t (&s16)[kBlocks / 2][4], float (&r)[2][4], float (&o)[2][4]) {
-  const uint32_t kd = smem_addr(slot.tiles.k) + h * kHalfBytes, qd = smem_addr(slot.tiles.q) + h * kHalfBytes;
-#pragma unroll
-  for (int kb = 0; kb < kBlocks / 2; ++kb) to_operand(s16[kb], S[h * 8 + 2 * kb], S[h * 8 + 2 * kb + 1]);
-  wgmma_fence();
-#pragma unroll
-  for (int kb = 0; kb < kBlocks / 2; ++kb) wgmma_n16(r, s16[kb], wgmma_desc(kd + kb * 32, 16, 8 * kRowBytes), h + kb > 0);
-#pragma unroll
-  for (int kb = 0; kb < kBlocks / 2; ++kb) wgmma_n16(o, s16[kb], wgmma_desc(qd + kb * 32, 16, 8 * kRowBytes), h + kb > 0);
-  wgmma_commit();
-}
-
-// The same chunk with the large products on wgmma. The two m-tiles are staggered: while the products of one run, R and U
-// of the other are formed, so the tensor cores see work back to back.
-__device__ __forceinline__ void consume_chunk(const Slot& slot, float (&S)[kTilesM][kTilesN][4], const ConsumerAddr& at, uint8_t* dst,
-                                              int64_t row_bytes, int valid, int lane) {
-  static_assert(kTilesM == 2, "the wait counts below are for two m-tiles");
-  const uint64_t kt = wgmma_desc(smem_addr(slot.tiles.g), kHalfBytes, 8 * kRowBytes);
-  uint32_t s16[2][kBlocks / 2][4], u[kTilesM][4];
-  float r[kTilesM][2][4], o[kTilesM][2][4];
-  start_state_products(slot, 0, S[0], s16[0], r[0], o[0]);
-  start_state_products(slot, 1, S[0], s16[1], r[0], o[0]);
-  wgmma_wait<1>();
-  start_state_products(slot, 0, S[1], s16[0], r[1], o[1]);
-  wgmma_wait<1>();
-  start_state_products(slot, 1, S[1], s16[1], r[1], o[1]);
-  const uint4 fa = slot.extras.frag_a[lane];
-  const uint2 fb = slot.extras.frag_b[lane];
-#pragma unroll
-  for (int m = 0; m < kTilesM; ++m) {
-    if (m == 1) wgmma_wait<1>();  // all but the update of m-tile 0
-    pin(r[m]);
-    pin(o[m]);
-    residual(slot, at, m, lane, r[m]);
-    to_operand(u[m], r[m][0], r[m][1]);
-    mma_bf16(r[m][0], u[m], fa.x, 0u);  // U = R + (X - I) R
-    mma_bf16(r[m][1], u[m], fa.y, fa.z);
-    to_operand(u[m], r[m][0], r[m][1]);
-    decay_state(slot, lane, S[m]);
-    wgmma_fence();
-    wgmma_n128_rows(S[m], u[m], kt);
-    wgmma_commit();
-    mma_bf16(o[m][0], u[m], fa.w, 0u);
-    mma_bf16(o[m][1], u[m], fb.x, fb.y);
-  }
-  write_output(slot, o, at, dst, row_bytes, valid, lane);
-  wgmma_wait<0>();
-#pragma unroll
-  for (int m = 0; m < kTilesM; ++m) pin(S[m]);
-}
-#else
 __device__ __forceinline__ void consume_chunk(const Slot& slot, float (&S)[kTilesM][kTilesN][4], const ConsumerAddr& at, uint8_t* dst,
                                               int64_t row_bytes, int valid, int lane) {
   // The second half of Qd S^T waits in registers (its operand, 32 of them) to run while R and U are formed; holding all
@@ -272,10 +196,9 @@ __device__ __forceinline__ void consume_chunk(const Slot& slot, float (&S)[kTile
   update_state(slot, u, at, lane, S);
   write_output(slot, o, at, dst, row_bytes, valid, lane);
 }
-#endif
 
 __device__ __forceinline__ void consume(const FwdParams& p, const Work& w, SmemArch& smem, int warp, int lane) {
-  if constexpr (kWgmma) set_max_registers_up<kConsumerRegisters>();
+  if constexpr (kMoveRegisters) set_max_registers_up<kConsumerRegisters>();
   const int64_t row_bytes = 2 * p.out_stride.token;
   const ConsumerAddr at = make_consumer_addr(warp, lane);
   uint8_t* dst = const_cast<uint8_t*>(head_base(p.out, p.out_stride, w, w.head)) + (lane >> 2) * row_bytes +

@@ -21,29 +21,25 @@ struct Config {
   int slots;      // chunks in flight
   constexpr int threads() const { return (kConsumerWarps + producers) * kWarp; }
 };
-constexpr Config kConfigHopper{8, 11};  // wgmma consumers leave room, in issue slots and registers, for eight producers
-constexpr Config kConfigLarge{4, 12};   // 227 KB of shared memory a block
-constexpr Config kConfigSmall{4, 4};    // the sm_120 family: 99 KB
+constexpr Config kConfigLarge{8, 11};  // 227 KB of shared memory a block
+constexpr Config kConfigSmall{4, 4};   // the sm_120 family: 99 KB
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr Config kConfig = kConfigHopper;
-constexpr bool kWgmma = true;
-// 12 warps * 32 lanes * 168 registers at launch, redistributed between the roles.
-constexpr int kConsumerRegisters = 240, kProducerRegisters = 128;
-static_assert(kConsumerWarps * kConsumerRegisters + kConfigHopper.producers * kProducerRegisters <= 12 * 168, "register file");
-#else
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200 && __CUDA_ARCH__ < 1300
 constexpr Config kConfig = kConfigSmall;
 #else
 constexpr Config kConfig = kConfigLarge;
 #endif
-constexpr bool kWgmma = false;
-constexpr int kConsumerRegisters = 0, kProducerRegisters = 0;
-#endif
+// Up to eight warps every thread can have the 225 registers a consumer needs. Beyond, the roles trade: 168 a thread at
+// launch, these after they have parted.
+constexpr bool kMoveRegisters = kConfig.threads() > 256;
+constexpr int kConsumerRegisters = 232, kProducerRegisters = 136;
+static_assert(kConsumerWarps * kConsumerRegisters + kConfigLarge.producers * kProducerRegisters <=
+                  (kConsumerWarps + kConfigLarge.producers) * 168,
+              "the register file of the block");
 
 // ---- shared memory ------------------------------------------------------------------------------
 // A tile is [16 tokens][128 channels] bf16, as two halves of 64 channels with 128-byte rows whose 16-byte pieces are
-// XOR-swizzled by the row: free of bank conflicts for ldmatrix, and the 128-byte swizzle wgmma reads.
+// XOR-swizzled by the row: free of bank conflicts for ldmatrix (and the 128-byte swizzle that wgmma and TMA know).
 constexpr int kRowBytes = 128;
 constexpr int kHalfBytes = kChunk * kRowBytes;
 constexpr int kTileBytes = 2 * kHalfBytes;
@@ -75,15 +71,14 @@ struct ProducerScratch {
 
 template <int kProducers, int kSlots>
 struct Smem {
-  Tiles tiles[kSlots];  // first: tiles must lie on 1024 bytes for the swizzle
+  Tiles tiles[kSlots];
   Extras extras[kSlots];
   ProducerScratch scratch[kProducers];
   uint64_t full[kSlots];
   uint64_t empty[kSlots];
 };
 using SmemArch = Smem<kConfig.producers, kConfig.slots>;
-static_assert(sizeof(Smem<kConfigHopper.producers, kConfigHopper.slots>) <= 227 * 1024, "sm_90 has 227 KB a block");
-static_assert(sizeof(Smem<kConfigLarge.producers, kConfigLarge.slots>) <= 227 * 1024, "sm_100 has 227 KB a block");
+static_assert(sizeof(Smem<kConfigLarge.producers, kConfigLarge.slots>) <= 227 * 1024, "sm_90 and sm_100 have 227 KB a block");
 static_assert(sizeof(Smem<kConfigSmall.producers, kConfigSmall.slots>) <= 99 * 1024, "sm_120 has 99 KB a block");
 
 // One chunk's place in the ring.

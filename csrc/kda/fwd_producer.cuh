@@ -271,7 +271,7 @@ __device__ __forceinline__ void prepare_chunk(const Slot& slot, ProducerScratch&
 // Producer `warp` prepares chunks warp, warp + producers, ... With enough slots it starts the copies of its next chunk
 // before it works on this one; with fewer the next chunk may need this chunk's slot.
 __device__ __forceinline__ void produce(const FwdParams& p, const Work& w, SmemArch& smem, int warp, int lane) {
-  if constexpr (kWgmma) set_max_registers_down<kProducerRegisters>();
+  if constexpr (kMoveRegisters) set_max_registers_down<kProducerRegisters>();
   constexpr bool kPrefetch = kConfig.slots >= 2 * kConfig.producers;
   const int chunks = (w.length + kChunk - 1) / kChunk;
   const ProducerInput in = producer_input(p, w);
@@ -298,7 +298,6 @@ __device__ __forceinline__ void produce(const FwdParams& p, const Work& w, SmemA
     cp_async_wait<kPrefetch ? 1 : 0>();
     __syncwarp();
     prepare_chunk({smem.tiles[pos.slot], smem.extras[pos.slot]}, smem.scratch[warp], gate, p.scale, at, beta, w.length - chunk * kChunk, lane);
-    if constexpr (kWgmma) fence_async_proxy();  // consumers read the tiles with wgmma
     mbarrier_arrive(smem_addr(&smem.full[pos.slot]));
     pos.advance(kConfig.producers);
   }
