@@ -13,7 +13,7 @@ from ci.verify.facts import Facts, Kernel, Library
 # Opcodes worth a promise when they are there: tensor cores, matrix and bulk copies, barriers, fast functions.
 _NOTABLE = (
     "HMMA", "HGMMA", "UTCHMMA", "LDSM", "STSM", "LDGSTS", "UBLKCP", "UTMALDG", "UTMASTG", "SYNCS",
-    "MUFU.EX2", "MUFU.RCP",
+    "USETMAXREG", "MUFU.EX2", "MUFU.RCP",
 )  # fmt: skip
 _FORBIDDEN = ("LDL", "STL", "CALL")
 _Found = dict[str, dict[str, Kernel]]
