@@ -102,6 +102,7 @@ def build_result(cases: list[Case], results: Lines, facts: dict[str, Any]) -> di
         "versions": facts["versions"],
         "modules": modules,
         "rows": [build_row(case, results, copy_gbps) for case in cases],
+        "accuracy_setup": facts["accuracy_setup"],
         "accuracy": accuracy,
         "problems": errors(results) + disagreements(cases, results) + facts["problems"],
     }

@@ -259,14 +259,24 @@ def gather_facts(args: argparse.Namespace, run: Run) -> dict[str, Any]:
         if sha256 not in (None, given):
             raise ValueError(f"installed flash-kda: sha256 {sha256}, expected {given}; install {args.wheel}")
         sha256 = given
+    line = run.accuracy[0] if run.accuracy else None
     driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
         "driver": driver.splitlines()[0] if driver else None,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
-        "commit": installed.get("record", {}).get("commit") or _output("git", "rev-parse", "HEAD"),
+        "commit": source_commit(installed.get("record", {})),
         "wheel_sha256": sha256,
+        "accuracy_setup": line and {"batch": line.batch, "seqlen": line.seqlen, "nheads": line.nheads},
         "versions": {"flash_kda": installed.get("version"), **peer_versions(run)},
     }
+
+
+def source_commit(record: dict[str, Any]) -> str | None:
+    """Commit of the installed package by its build record ("+dirty" where it was), else of this checkout."""
+    source = record.get("source", {})
+    if source.get("commit"):
+        return str(source["commit"]) + ("+dirty" if source.get("dirty") else "")
+    return _output("git", "rev-parse", "HEAD")
 
 
 def peer_versions(run: Run) -> dict[str, str]:
@@ -312,7 +322,8 @@ def main(argv: list[str] | None = None) -> int:
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     scratch = Path(tempfile.mkdtemp(prefix="bench_kda_", dir=base))
     try:
-        run = Run(scratch, args.device, args.seed, cases, accuracy, paths, args.ours_path, args.timeout)
+        ours_path = args.ours_path and args.ours_path.resolve()
+        run = Run(scratch, args.device, args.seed, cases, accuracy, paths, ours_path, args.timeout)
         facts = gather_facts(args, run)
         results, problems = run_all(run)
         result = build_result(cases, results, {**facts, "problems": problems})

@@ -1,8 +1,8 @@
 """The GPU suite: the kernels of an installed wheel against the float64 oracle.
 
 It fails, never skips, where there is no GPU or where `flash_kda` did not load its compiled library.
-`--cpu-dry-run` runs what can run on the reference backend, to check the tests themselves; such a session always
-ends as a failure.
+`--cpu-dry-run` runs what can run on the reference backend, to check the tests themselves; such a session
+always ends as a failure.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ D = 128
 DEVICE = torch.device("cuda")
 BACKEND = "cuda"  # named, so that a refusal is an error and never a silent fall back to the torch backend
 
-# Relative Frobenius error. The inputs' bf16 rounding is not in it (the oracle sees the same bf16 values): what
-# is left is the kernel's own rounding, 4e-3 by emulation of its rounding points.
+# Relative Frobenius error. The inputs' bf16 rounding is not in it (the oracle sees the same bf16 values):
+# what is left is the kernel's own rounding, 4e-3 by emulation of its rounding points.
 BOUND = 1e-2
 # Per (token, head) row: a single wrong row of a thousand would hide in the Frobenius norm.
 ROW_FACTOR = 8.0

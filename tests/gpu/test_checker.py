@@ -1,4 +1,4 @@
-"""The bounds of this folder reject wrong answers: each mutation must fail the check that real output passes."""
+"""The bounds of this folder reject wrong answers: each mutation must fail what real output passes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,154 @@
+"""The benchmark scripts without a GPU: shapes, floors, joining of results, and dry runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+pytest.importorskip("tomllib", reason="the benchmark scripts need Python 3.11")
+sys.path.insert(0, str(BENCHMARKS))
+
+import _cases  # noqa: E402
+import _report  # noqa: E402
+import bench_prefill  # noqa: E402
+
+
+def test_floor_bytes_of_a_known_shape() -> None:
+    """1 x 8192 x 96: 1282 bytes a token and head, two fp32 states of 64 KiB a head."""
+    case = _cases.make_case("x", 96, 1, 8192, None, ())
+    assert case.bytes_moved == 8192 * 96 * 1282 + 2 * 96 * 65536
+    assert case.flops == 8192 * 96 * 98304
+
+
+def test_every_case_of_the_file_loads() -> None:
+    cases = _cases.load_cases()
+    assert len({case.name for case in cases}) == len(cases) >= 16
+    by_name = {case.name: case for case in cases}
+    assert by_name["varlen256_h32"].seqlen == 64319
+    assert by_name["varlen256_h32"].lens is not None and len(by_name["varlen256_h32"].lens) == 256
+    assert all(case.lens is None or sum(case.lens) == case.seqlen for case in cases)
+    assert [case.name for case in cases if "fla" in case.peers] == [
+        "t8192_h96",
+        "varlen6_h96",
+        "varlen8x1024_h96",
+        "t8192_h64",
+    ]
+    lines = _cases.load_accuracy()
+    assert len(lines) == 14 and len({line.label for line in lines}) == 14
+
+
+def test_lengths_as_text() -> None:
+    assert _cases.parse_lens("3x16") == (16, 16, 16)
+    assert _cases.parse_lens("5,0,7") == (5, 0, 7)
+    assert _cases.parse_lens("random:9:1:5:20") == _cases.parse_lens("random:9:1:5:20")
+    assert sum(_cases.parse_lens("random:9:1:5:20")) == 20
+
+
+@pytest.mark.parametrize("text", ["", "a", "3x", "1,,2", "random:2:1:5:99", "-1"])
+def test_bad_lengths_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        _cases.parse_lens(text)
+
+
+def test_unknown_case_is_refused() -> None:
+    with pytest.raises(ValueError, match="no case named nonsense"):
+        _cases.select("t8192_h96,nonsense", _cases.load_cases())
+
+
+def test_a_shape_and_a_suite_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_prefill.main(["--seqlen", "8", "--suite", "peers"]) == 2
+    assert "not both" in capsys.readouterr().err
+
+
+def test_a_peer_without_its_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_prefill.main(["--seqlen", "8", "--peers", "flashkda"]) == 2
+    assert "--flashkda-path" in capsys.readouterr().err
+
+
+def timed(case: str, ms: float, **changes: Any) -> dict[str, Any]:
+    line = {"kind": "time", "case": case, "ms": ms, "spread": 0.01, "host_us": 9.0, "calls": 30}
+    return {**line, "checksum": 5, "o_rms": 1.0, "s_rms": 2.0, **changes}
+
+
+def test_rows_join_what_the_processes_measured() -> None:
+    case = _cases.make_case("c", 96, 1, 8192, None, ("flashkda", "fla"))
+    lines = {"ours": [timed("c", 0.5)], "flashkda": [timed("c", 1.5)], "fla": []}
+    row = _report.build_row(case, lines, 4000.0)
+    assert row["ours_ms"] == 0.5 and row["peers"] == {"flashkda": 1.5}
+    assert math.isclose(row["floor_ms"], case.bytes_moved / 4e12 * 1e3)
+    assert math.isclose(row["over_floor"], 0.5 / row["floor_ms"])
+    assert math.isclose(row["gbps"], case.bytes_moved / 0.5e-3 / 1e9)
+    assert math.isclose(row["tflops"], case.flops / 0.5e-3 / 1e12)
+    assert _report.build_row(case, {}, 4000.0)["ours_ms"] is None
+
+
+@pytest.mark.parametrize("change", [{"checksum": 6}, {"o_rms": 1.1}, {"s_rms": 1.9}])
+def test_processes_that_computed_other_things_are_reported(change: dict[str, Any]) -> None:
+    case = _cases.make_case("c", 1, 1, 8, None, ("flashkda",))
+    same = {"ours": [timed("c", 1.0)], "flashkda": [timed("c", 1.0)]}
+    assert _report.disagreements([case], same) == []
+    other = {"ours": [timed("c", 1.0)], "flashkda": [timed("c", 1.0, **change)]}
+    assert len(_report.disagreements([case], other)) == 1
+
+
+def test_a_line_on_which_a_peer_is_better_is_marked() -> None:
+    ours, better, broken = {"o": 4e-3, "s": 3e-3}, {"o": 3.7e-3, "s": 3e-3}, {"o": math.nan, "s": math.inf}
+    assert not _report.worse_than_peer({"ours": ours, "fla": ours, "flashkda": broken})
+    assert _report.worse_than_peer({"ours": ours, "fla": better})
+    assert _report.worse_than_peer({"ours": broken, "fla": better})
+    assert _report.worse_than_peer({"ours": None, "fla": better})
+
+
+FAKE = """
+import torch
+from oracle import kda_reference
+def fwd(q, k, v, g, beta, scale, out, A_log, dt_bias, bound, initial_state, final_state, cu_seqlens):
+    o, s = kda_reference(q, k, v, g, beta, scale, A_log, dt_bias, bound, initial_state, cu_seqlens)
+    out.copy_(o), final_state.copy_({state})
+"""
+
+
+def fake_peer(folder: Path, state: str) -> Path:
+    """A package named flash_kda, as FlashKDA's is, that computes with the oracle."""
+    (folder / "flash_kda").mkdir(parents=True)
+    (folder / "flash_kda" / "__init__.py").write_text(FAKE.format(state=state))
+    (folder / "oracle.py").write_text((ROOT / "flash_kda" / "reference.py").read_text())
+    return folder
+
+
+def dry_run(peer: Path, out: Path, suite: str) -> tuple[int, dict[str, Any], str]:
+    command = [sys.executable, str(BENCHMARKS / "bench_prefill.py"), "--device", "cpu", "--tiny"]
+    command += ["--suite", suite]
+    command += ["--ours-path", str(ROOT), "--flashkda-path", str(peer), "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return done.returncode, json.loads(out.read_text()), done.stdout + done.stderr
+
+
+def test_the_whole_command_in_a_dry_run(tmp_path: Path) -> None:
+    code, result, text = dry_run(fake_peer(tmp_path / "peer", "s"), tmp_path / "out.json", "all")
+    assert code == 0, text
+    wanted = {"device", "driver", "torch", "date", "commit", "wheel_sha256", "copy_gbps", "rows", "accuracy"}
+    assert wanted <= set(result)
+    for row in result["rows"]:
+        assert {"case", "batch", "seqlen", "nheads", "lens", "floor_ms", "ours_ms", "peers"} <= set(row)
+        assert row["ours_ms"] > 0 and row["peers"]["flashkda"] > 0
+    assert len(result["accuracy"]) == 14
+    for line in result["accuracy"]:
+        assert 0 < line["ours"]["o"] < 5e-3 and line["flashkda"]["s"] < 1e-6
+    ours, peer = result["modules"]["ours"], result["modules"]["flashkda"]
+    assert Path(ours).is_relative_to(ROOT) and Path(peer).is_relative_to(tmp_path)
+
+
+def test_a_peer_that_computes_something_else_is_a_problem(tmp_path: Path) -> None:
+    code, result, _ = dry_run(fake_peer(tmp_path / "peer", "1.5 * s"), tmp_path / "out.json", "t512_h32")
+    assert code == 1
+    assert any("s_rms differs" in problem for problem in result["problems"])

@@ -1,0 +1,208 @@
+"""The documentation is true: examples run, tables are fresh, every file and symbol it names exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from ci import docs, matrix
+from ci.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TRACE = (ROOT / "docs" / "call_trace.md").read_text(encoding="utf-8")
+STEP = re.compile(r"`((?:flash_kda|csrc)/[\w./]+)` `(\w+)`")
+
+
+def defines(text: str, symbol: str) -> bool:
+    """Whether a Python or C++ source defines or registers `symbol` (a mention in a comment is not enough)."""
+    code = re.sub(r"(?m)(#(?!include|define|pragma|if|el|endif).*$|//.*$)", "", text)
+    name = re.escape(symbol)
+    python = rf"(?m)^(?:async )?(?:def|class) {name}\b"
+    cpp = rf"(?m)^(?:extern |template|static |struct |class |[\w:]+[ *&]+).*\b{name}\s*[({{]|^{name}\("
+    return re.search(python, code) is not None or re.search(cpp, code) is not None
+
+
+def steps() -> list[tuple[str, str]]:
+    found = STEP.findall(TRACE)
+    assert len(found) >= 10, "the trace names hardly anything: has its form changed?"
+    return found
+
+
+@pytest.mark.parametrize(("file", "symbol"), STEP.findall(TRACE))
+def test_the_trace_names_what_exists(file: str, symbol: str) -> None:
+    path = ROOT / file
+    assert path.is_file(), f"docs/call_trace.md names {file}, which does not exist"
+    assert defines(path.read_text(encoding="utf-8"), symbol), f"{file} does not define {symbol}"
+
+
+def test_the_trace_check_rejects_a_symbol_that_is_only_mentioned() -> None:
+    text = "# def gone\n// int gone(int x) {\nint other(int x) { return 1; }\n"
+    assert not defines(text, "gone")
+    assert defines(text, "other")
+    assert not defines("def forward():\n    fwd()\n", "fwd")
+
+
+def call_on_cpu() -> list[tuple[str, str]]:
+    """(file, function) of every Python function of flash_kda that one call on the CPU enters, in order."""
+    import torch
+
+    import flash_kda
+    from flash_kda import _select
+
+    x = torch.randn(1, 3, 1, 8).bfloat16()
+    out = torch.empty_like(x)
+    seen: list[tuple[str, str]] = []
+    package = str(Path(flash_kda.__file__).parent)
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(package):
+            relative = "flash_kda" + file.removeprefix(package).replace("\\", "/")
+            seen.append((relative, frame.f_code.co_name))
+
+    _select.reset()
+    sys.setprofile(watch)
+    try:
+        flash_kda.fwd(x, x, x, x, x[..., 0].contiguous(), 1.0, out, None, None, -5.0)
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def test_a_call_takes_the_path_the_trace_describes() -> None:
+    path = [step for step in steps() if step[0].endswith(".py")]
+    on_cuda = ("flash_kda/backends/cuda.py", "flash_kda/_library.py")
+    path = [step for step in path if step[0] not in on_cuda]
+    calls = iter(call_on_cpu())
+    for step in path:
+        assert step in calls, f"after the steps before it, the call never entered {step[0]} {step[1]}"
+
+
+def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert examples, "README.md has no Python example"
+    for code in examples:
+        exec(compile(code, "README.md", "exec"), {})
+    assert "[2, 50, 4, 128]" in capsys.readouterr().out
+
+
+def test_the_first_commands_are_the_two() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"(?m)^    (\S.*)$", text)
+    assert commands[:2] == ["pip install nox && nox -s build_wheels", "nox -s tests"]
+
+
+def test_generated_tables_are_fresh() -> None:
+    text = docs.README.read_text(encoding="utf-8")
+    assert docs.render(text, docs.blocks()) == text, "run: python -m ci.docs"
+    for name in docs.blocks():
+        assert f"<!-- generated: {name} -->" in text
+
+
+def test_a_stale_table_is_seen() -> None:
+    text = docs.README.read_text(encoding="utf-8")
+    stale = text.replace("| GPUs |", "| GPU |", 1)
+    assert stale != text
+    assert docs.render(stale, docs.blocks()) == text
+
+
+def test_every_nox_session_named_exists() -> None:
+    sessions = set(re.findall(r"(?m)^def (\w+)\(session", (ROOT / "noxfile.py").read_text(encoding="utf-8")))
+    for page in PAGES:
+        for line in re.findall(r"nox -s ([\w ]+)", page.read_text(encoding="utf-8")):
+            unknown = {word for word in line.split() if not word.startswith("-")} - sessions
+            assert not unknown, f"{page.name}: no nox session {unknown}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_files_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("http")]
+    files = re.findall(
+        r"(?:`|python |python -m pytest )((?:ci|docs|flash_kda|csrc|tests|benchmarks)/[\w./]+)", text
+    )
+    for link in links:
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+    made = ("flash_kda/_C.abi3.so", "benchmarks/results/prefill_h200.json")
+    for file in files:
+        assert file in made or (ROOT / file).exists(), f"{page.name} names {file}"
+
+
+def record(folder: Path, target: str, verdict: str) -> None:
+    text = json.dumps({"target": target, "verdict": verdict, "device": "NVIDIA Test"})
+    (folder / f"{target}-{verdict}.json").write_text(text)
+
+
+def test_run_on_hardware_needs_a_record(tmp_path: Path) -> None:
+    info = matrix.ArchInfo("90a", docs.RUN, "sm90a")
+    with pytest.raises(ConfigError, match="has no pass"):
+        docs.status(info, tmp_path)
+    record(tmp_path, "sm90a", "failed")
+    record(tmp_path, "sm100a", "passed")
+    with pytest.raises(ConfigError, match="has no pass"):
+        docs.status(info, tmp_path)
+    record(tmp_path, "sm90a", "passed")
+    assert docs.status(info, tmp_path) == "run on hardware (NVIDIA Test)"
+
+
+RESULT = {
+    "device": "NVIDIA Test",
+    "driver": "1.2",
+    "torch": "2.11.0",
+    "date": "2026-01-01T00:00Z",
+    "commit": "abcdef0123456789",
+    "copy_gbps": 4240.0,
+    "versions": {"flash_kda": "0.1.0", "flashkda": "flashkda-1"},
+    "rows": [
+        {
+            "batch": 1,
+            "seqlen": 8192,
+            "nheads": 96,
+            "lens": None,
+            "floor_ms": 0.25,
+            "ours_ms": 0.5,
+            "peers": {"flashkda": 1.0},
+        },
+        {
+            "batch": 1,
+            "seqlen": 48,
+            "nheads": 2,
+            "lens": [16, 16, 16],
+            "floor_ms": 0.1,
+            "ours_ms": None,
+            "peers": {"fla": 2.0},
+        },
+    ],
+    "accuracy_setup": {"batch": 4, "seqlen": 1024, "nheads": 4},
+    "accuracy": [
+        {"case": "keys", "ours": {"o": 0.004, "s": 0.003}, "flashkda": None, "fla": {"o": 0.1, "s": 0.2}}
+    ],
+}
+
+
+def test_result_tables(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(RESULT))
+    times = docs.times_table(path)
+    assert "4.24 TB/s" in times and "NVIDIA Test" in times
+    assert "| 1 x 8192, 96 heads | 0.250 | 0.500 | 1.000 (2.00 x) |  |" in times
+    assert "| packed 3 x 16, 2 heads | 0.100 |  |  |  |" in times
+    assert "| keys | 4.0e-03 / 3.0e-03 |  | 1.0e-01 / 2.0e-01 |" in docs.errors_table(path)
+
+
+def test_no_figures_without_a_result_file() -> None:
+    absent = docs.ROOT / "benchmarks" / "results" / "absent.json"
+    for text in (docs.times_table(absent), docs.errors_table(absent)):
+        assert text.startswith("No figures") and not re.search(r"\d\.\d", text)
+
+
+def test_an_unknown_block_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no table"):
+        docs.render("<!-- generated: nothing -->\n<!-- end -->", docs.blocks())
