@@ -184,15 +184,20 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def _owns_the_name(distribution: importlib.metadata.Distribution) -> bool:
+    # packages_distributions() of Python 3.10 reads top_level.txt alone, which wheels of today do not have.
+    if IMPORT_NAME in (distribution.read_text("top_level.txt") or "").split():
+        return True
+    return f"\n{IMPORT_NAME}/" in "\n" + (distribution.read_text("RECORD") or "")
+
+
 def owners() -> tuple[str, ...]:
     """Installed distributions that own the import name, or are known to take it."""
-    found = {_normal(name) for name in importlib.metadata.packages_distributions().get(IMPORT_NAME, [])}
-    for rival in RIVALS:
-        try:
-            importlib.metadata.distribution(rival)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        found.add(rival)
+    found = set()
+    for distribution in importlib.metadata.distributions():
+        name = _normal(distribution.metadata["Name"] or "")
+        if name in RIVALS or _owns_the_name(distribution):
+            found.add(name)
     return tuple(sorted(found))
 
 
