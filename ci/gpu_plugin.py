@@ -36,6 +36,8 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
         COUNTS["errors"] += 1
     elif report.skipped:
         COUNTS["skipped"] += 1
+        if isinstance(report.longrepr, tuple):
+            REASONS.add(str(report.longrepr[2]))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -26,8 +26,9 @@ class Revision:
     epoch: int
 
 
-def revision(root: Path = ROOT) -> Revision:
+def revision(root: Path | None = None) -> Revision:
     """The state of the sources at `root`; uncommitted changes to files a build reads make it dirty."""
+    root = root or ROOT
     if not _in_git(root):
         return Revision(None, False, FALLBACK_EPOCH)
     head = _git(root, "rev-parse", "HEAD").strip()
@@ -35,13 +36,14 @@ def revision(root: Path = ROOT) -> Revision:
     return Revision(head, bool(_git(root, "status", "--porcelain", "--", *_present(root))), epoch)
 
 
-def copy(target: Path, root: Path = ROOT) -> Path:
+def copy(target: Path, root: Path | None = None) -> Path:
     """Copy what a build reads from `root` to the new folder `target`.
 
     Inside git: tracked files as they are on disk, and new files git does not ignore, so that a change can be
     built before it is committed while no leftover of an earlier build gets in.  Raises ConfigError when
     `target` exists.
     """
+    root = root or ROOT
     if target.exists():
         raise ConfigError(f"{target} exists; expected a new folder for the sources.\nNext: remove it")
     for name in files(root):
@@ -52,8 +54,9 @@ def copy(target: Path, root: Path = ROOT) -> Path:
     return target
 
 
-def files(root: Path = ROOT) -> list[str]:
+def files(root: Path | None = None) -> list[str]:
     """Sorted names, relative to `root`, of the files a build reads; ConfigError when there are none."""
+    root = root or ROOT
     if _in_git(root):
         listed = _git(
             root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_present(root)

@@ -1,0 +1,157 @@
+"""From sources to a wheel: the environment of the build, its failures, the wheel it makes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ci import build, import_check, matrix, source, wheels
+from ci.errors import BuildError, ConfigError, SassError
+from ci.venv import Venv
+
+ROW = matrix.load().rows[0]
+READERS = ("setup.py", "ci/nvcc.py", "ci/selection.py", "ci/resources.py")
+# Read by find_cuda_home after CUDA_HOME, which is set.
+NOT_NEEDED = {"CUDA_PATH"}
+
+
+@pytest.fixture
+def tools_by_hand(tmp_path: Path) -> build.Tools:
+    return build.Tools(Venv(tmp_path / "env"), tmp_path / "cuda", tmp_path / "sysroot")
+
+
+def variables_of_the_build() -> set[str]:
+    """Names of the environment variables that the code of the build mentions as strings or in its
+    docstring."""
+    text = "\n".join((source.ROOT / name).read_text() for name in READERS)
+    text += "\n".join(path.read_text() for path in (source.ROOT / "ci/extension").glob("*.py"))
+    return set(re.findall(r"\b(?:FLASH_KDA_[A-Z_]+|MAX_JOBS|NVCC_THREADS|CUDA_HOME|CUDA_PATH|CXX)\b", text))
+
+
+def test_every_variable_the_build_reads_is_set(tools_by_hand: build.Tools) -> None:
+    env = build.environment(ROW, ROW.value, tools_by_hand, build.Conditions())
+    macros = {"FLASH_KDA_CUDA_ARCHS_BUILT", "FLASH_KDA_VERSION"}
+    commit = set() if source.revision().commit else {"FLASH_KDA_SOURCE_COMMIT"}
+    missing = variables_of_the_build() - macros - NOT_NEEDED - commit - set(env)
+    assert not missing
+    assert {"MAX_JOBS", "FLASH_KDA_CUDA_ARCHS", "CUDA_HOME"} <= variables_of_the_build()
+
+
+def test_nothing_of_the_caller_leaks_in(tools_by_hand: build.Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CFLAGS", "NVCC_APPEND_FLAGS", "FLASH_KDA_CUDA_ARCHS", "CXX", "PYTHONPATH", "LD_PRELOAD"):
+        monkeypatch.setenv(name, "leaked")
+    env = build.environment(ROW, ROW.value, tools_by_hand, build.Conditions())
+    assert "leaked" not in env.values()
+
+
+def test_the_callers_job_count_wins(tools_by_hand: build.Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_JOBS", "7")
+    monkeypatch.setenv("NVCC_THREADS", "3")
+    env = build.environment(ROW, ROW.value, tools_by_hand, build.Conditions())
+    assert (env["MAX_JOBS"], env["NVCC_THREADS"]) == ("7", "3")
+
+
+def test_conditions_reach_the_environment(tools_by_hand: build.Tools) -> None:
+    wanted = build.Conditions(jobs=5, threads=6, timezone="Asia/Tokyo", locale="C", hash_seed="9")
+    env = build.environment(ROW, ROW.value, tools_by_hand, wanted)
+    names = ("MAX_JOBS", "NVCC_THREADS", "TZ", "LANG", "PYTHONHASHSEED")
+    assert [env[name] for name in names] == ["5", "6", "Asia/Tokyo", "C", "9"]
+
+
+def test_an_unknown_row_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no CUDA row"):
+        build.build_row("cu000")
+
+
+def broken_checkout(tmp_path: Path) -> Path:
+    root = tmp_path / "broken"
+    source.copy(root)
+    (root / "csrc" / "kda" / "fwd.cu").write_text("this is not a kernel;\n")
+    return root
+
+
+def test_a_compile_error_is_a_build_error_that_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "ROOT", broken_checkout(tmp_path))
+    with pytest.raises(BuildError, match=r"this is not a kernel[\s\S]*Next: read .*\.log"):
+        build.build_row(ROW.label, ROW.archs[0], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_build_that_leaves_no_wheel_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="left none"):
+        build._only_wheel(tmp_path, tmp_path / "log")
+
+
+def test_the_wheel(real_wheel: Path) -> None:
+    project = matrix.load().project
+    assert real_wheel.name.endswith(f"+{ROW.label}-{project.python_tag}-abi3-{project.plat}.whl")
+    with zipfile.ZipFile(real_wheel) as archive:
+        names = archive.namelist()
+        record = json.loads(archive.read("flash_kda/build_record.json"))
+    assert "flash_kda/_C.abi3.so" in names
+    assert not [name for name in names if ".libs/" in name or name.startswith(("ci/", "csrc/", "tests/"))]
+    assert record["source"]["commit"] == source.revision().commit
+
+
+def test_the_wheel_is_importable_here(real_wheel: Path) -> None:
+    import_check.check(real_wheel)
+
+
+def test_a_wheel_without_its_library_is_caught(real_wheel: Path, tmp_path: Path) -> None:
+    stripped = tmp_path / real_wheel.name
+    shutil.copyfile(real_wheel, stripped)
+    subprocess.run(["python3", "-c", _DROP, str(stripped)], check=True)
+    with pytest.raises(import_check.AbiError, match="expected it to load, got missing_file"):
+        import_check.check(stripped)
+
+
+_DROP = """
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as archive:
+    kept = {n: archive.read(n) for n in archive.namelist() if not n.endswith(".so")}
+with zipfile.ZipFile(sys.argv[1], "w") as archive:
+    for name, data in kept.items():
+        archive.writestr(name, data)
+"""
+
+
+def test_an_unverified_wheel_does_not_reach_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def built(_label: str, _archs: str | None, out: Path) -> Path:
+        out.mkdir(parents=True)
+        wheel = out / "flash_kda-0.whl"
+        wheel.write_bytes(b"")
+        return wheel
+
+    def refuse(*_arguments: object) -> None:
+        raise SassError("an image is missing")
+
+    monkeypatch.setattr(build, "build_row", built)
+    monkeypatch.setattr(wheels, "verify", refuse)
+    with pytest.raises(SassError):
+        build.release(ROW.label, None, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["unverified"]
+    monkeypatch.setattr(wheels, "verify", lambda *_arguments: None)
+    monkeypatch.setattr(import_check, "check", lambda _wheel: None)
+    (tmp_path / "unverified").rename(tmp_path / "old")
+    assert build.release(ROW.label, None, tmp_path) == tmp_path / "flash_kda-0.whl"
+    assert (tmp_path / "flash_kda-0.whl").is_file()
+
+
+def test_verifying_no_wheel_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no wheel in"):
+        wheels.built(tmp_path)
+
+
+def test_an_unknown_interpreter_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no such interpreter"):
+        import_check.interpreter("2.6")

@@ -1,0 +1,76 @@
+"""Locks, sessions and the CI script agree with each other."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ci import update, venv
+from ci.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+SESSIONS = {
+    "build_wheels",
+    "verify_wheels",
+    "reproduce",
+    "tests",
+    "gpu_tests",
+    "lint",
+    "update",
+    "import_matrix",
+}
+INPUTS = sorted(venv.REQUIREMENTS.glob("*.in"))
+
+
+def session_functions() -> dict[str, ast.FunctionDef]:
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    return {node.name: node for node in functions}
+
+
+@pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.stem)
+def test_each_input_has_a_lock_with_its_pins_and_hashes(path: Path) -> None:
+    lock = path.with_suffix(".txt").read_text()
+    pins = re.findall(r"^([A-Za-z0-9_-]+)==([0-9.]+)", path.read_text(), re.MULTILINE)
+    for name, version in pins:
+        assert re.search(rf"^{name.replace('_', '-')}=={re.escape(version)}\b", lock, re.MULTILINE), name
+    requirements = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n", "", lock).strip())
+    for requirement in requirements:
+        assert "==" in requirement and "--hash=sha256:" in requirement
+
+
+@pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.stem)
+def test_each_requirement_says_why(path: Path) -> None:
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    assert all(" # " in line for line in lines)
+
+
+def test_an_unknown_lock_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected one of build, ci"):
+        update.inputs(["nothing"])
+
+
+def test_the_sessions_are_those_the_readme_may_name() -> None:
+    assert set(session_functions()) == SESSIONS
+
+
+def test_sessions_are_short_and_call_modules_that_exist() -> None:
+    for function in session_functions().values():
+        assert len(function.body) <= 4 and ast.get_docstring(function)
+    text = (ROOT / "noxfile.py").read_text()
+    called = set(re.findall(r'call\(session, "(\w+)"', text)) | set(re.findall(r'"ci\.(\w+)"', text))
+    assert {"build", "wheels", "reproduce", "tests", "lint", "gpu_tests", "update", "toolchain"} <= called
+    for name in called:
+        importlib.import_module(f"ci.{name}")
+
+
+def test_the_ci_script_runs_the_readmes_commands_with_the_tests_last() -> None:
+    text = (ROOT / ".ci" / "run").read_text()
+    assert re.findall(r"nox -s (\w+)", text) == ["lint", "build_wheels", "reproduce", "tests"]
+    assert "pip install --quiet nox" in text
+    assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=False).returncode == 0

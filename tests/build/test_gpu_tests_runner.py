@@ -1,0 +1,193 @@
+"""The runner of the GPU tests, driven without a GPU: what it refuses, what it records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import MakeWheel
+
+from ci import gpu_tests, matrix
+from ci.archs import arch
+from ci.errors import ConfigError, GpuTestError, MetadataError, TargetMismatchError
+
+HOPPER = arch.KERNEL_TARGETS[0].target
+PACKAGE = {"flash_kda/__init__.py": '__version__ = "0.1.0"\nMARK = "the wheel"\n'}
+PROBE = gpu_tests.Probe(
+    "2.11.0+cu130", "13.0", "3.12.3", "NVIDIA H200", [9, 0], "0.1.0", "/x/flash_kda/__init__.py"
+)
+PASSING = "import flash_kda\n\ndef test_mark():\n    assert flash_kda.MARK == 'the wheel'\n"
+
+
+@pytest.fixture
+def wheel(make_wheel: MakeWheel) -> Path:
+    return make_wheel(PACKAGE)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source tree with its own flash_kda, which must not be the one tested."""
+    root = tmp_path / "project"
+    (root / "tests" / "gpu").mkdir(parents=True)
+    (root / "flash_kda").mkdir()
+    (root / "flash_kda" / "__init__.py").write_text('MARK = "the source tree"\n')
+    monkeypatch.setattr(gpu_tests, "ROOT", root)
+    monkeypatch.chdir(root)
+    return root
+
+
+def run(project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, **tests: str) -> tuple[Path, str]:
+    """Run `tests` (file name to text) as if on an H200; the folder of records and the error's text."""
+    for name, text in tests.items():
+        (project / "tests" / "gpu" / f"{name}.py").write_text(text)
+    monkeypatch.setattr(gpu_tests, "probe", lambda _environment, _folder: PROBE)
+    records, error = project / "records", ""
+    try:
+        gpu_tests.gpu_tests(HOPPER, wheel, records, ["-q"])
+    except GpuTestError as problem:
+        error = str(problem)
+    return records, error
+
+
+def only_record(records: Path) -> dict[str, object]:
+    (path,) = records.iterdir()
+    record: dict[str, object] = json.loads(path.read_text())
+    return record
+
+
+def test_a_passing_run_is_recorded(project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records, error = run(project, wheel, monkeypatch, test_a=PASSING)
+    record = only_record(records)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert error == ""
+    assert [path.name for path in records.iterdir()] == [f"{digest[:16]}-sm{HOPPER.name}.json"]
+    assert record["wheel_sha256"] == digest and record["wheel"] == wheel.name
+    assert record["counts"] == {"passed": 1, "failed": 0, "errors": 0, "skipped": 0, "xfailed": 0}
+    assert record["verdict"] == "passed" and record["exit_code"] == 0
+    keys = {"target", "device", "driver", "torch", "torch_cuda", "python", "date", "command", "capability"}
+    assert keys <= set(record)
+
+
+def test_the_target_reaches_the_tests(project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PASSING + f"    import os\n    assert os.environ['FLASH_KDA_GPU_TARGET'] == {HOPPER.name!r}\n"
+    assert run(project, wheel, monkeypatch, test_a=text)[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (PASSING + "    assert False\n", "failed"),
+        (PASSING + "\ndef test_b(missing_fixture):\n    pass\n", "errors"),
+        ("import no_such_module\n", "errors"),
+    ],
+)
+def test_a_failing_run_is_recorded_and_fails(
+    text: str, count: str, project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, error = run(project, wheel, monkeypatch, test_a=text)
+    record = only_record(records)
+    counts = record["counts"]
+    assert isinstance(counts, dict) and counts[count] == 1
+    assert record["verdict"] == "failed" and error.startswith("failed")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pytest, flash_kda\n\n@pytest.mark.skip(reason='not today')\ndef test_a():\n    pass\n",
+        "import pytest\npytest.skip('not today', allow_module_level=True)\n",
+        "",
+    ],
+)
+def test_a_run_in_which_nothing_ran_is_no_success(
+    text: str, project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, error = run(project, wheel, monkeypatch, test_a=text)
+    record = only_record(records)
+    assert record["verdict"] == "nothing ran" and error.startswith("nothing ran")
+    if text:
+        assert "not today" in str(record["skip_reasons"])
+
+
+def test_tests_of_another_flash_kda_are_no_success(
+    project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"import sys\nsys.path.insert(0, {str(project)!r})\nimport flash_kda\n\ndef test_a():\n    pass\n"
+    records, error = run(project, wheel, monkeypatch, test_a=text)
+    assert only_record(records)["verdict"] == "another flash_kda was tested"
+    assert error.startswith("another flash_kda")
+
+
+def test_tests_that_import_no_flash_kda_are_no_success(
+    project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, _ = run(project, wheel, monkeypatch, test_a="def test_a():\n    pass\n")
+    assert only_record(records)["verdict"] == "another flash_kda was tested"
+
+
+def test_without_a_gpu_it_refuses_and_records_nothing(project: Path, wheel: Path) -> None:
+    with pytest.raises(TargetMismatchError, match="no GPU: expected a GPU of compute capability"):
+        gpu_tests.gpu_tests(HOPPER, wheel, project / "records", [])
+    assert not (project / "records").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "capability", "refused"),
+    [("90a", [9, 0], False), ("90a", [10, 0], True), ("100a", [10, 3], True), ("100f", [10, 3], False)],
+)
+def test_another_gpu_is_refused(target: str, capability: list[int], refused: bool) -> None:
+    found = replace(PROBE, capability=capability)
+    if refused:
+        with pytest.raises(TargetMismatchError, match="another GPU"):
+            gpu_tests.check_device(arch.parse_target(target), found)
+    else:
+        gpu_tests.check_device(arch.parse_target(target), found)
+
+
+@pytest.mark.parametrize("text", ["sm75", "sm_10.0", "", "hopper", "sm90"])
+def test_a_target_without_kernels_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--target"):
+        gpu_tests.parse_target(text)
+
+
+def test_every_target_of_the_matrix_is_accepted() -> None:
+    for name, info in matrix.load().archs.items():
+        assert gpu_tests.parse_target(info.gpu_test).name == name
+
+
+def test_a_missing_wheel_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no flash_kda wheel"):
+        gpu_tests.find_wheel(tmp_path)
+    with pytest.raises(ConfigError, match="no such file"):
+        gpu_tests.install(tmp_path / "flash_kda-0.whl", tmp_path)
+
+
+def test_a_broken_wheel_is_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "flash_kda-0.1.0-py3-none-any.whl"
+    broken.write_bytes(b"not a zip")
+    with pytest.raises(MetadataError, match="cannot be installed"):
+        gpu_tests.install(broken, tmp_path)
+
+
+def test_a_wheel_that_does_not_import_is_an_error(tmp_path: Path, make_wheel: MakeWheel) -> None:
+    environment = gpu_tests.install(make_wheel({"flash_kda/__init__.py": "1 / 0\n"}), tmp_path)
+    with pytest.raises(GpuTestError, match="ZeroDivisionError"):
+        gpu_tests.probe(environment, tmp_path)
+
+
+def test_the_source_tree_in_the_way_is_noticed(project: Path, tmp_path: Path, make_wheel: MakeWheel) -> None:
+    environment = gpu_tests.install(make_wheel({"other/__init__.py": ""}, name="other"), tmp_path)
+    (project / "flash_kda" / "__init__.py").write_text('__version__ = "0"\n')
+    with pytest.raises(GpuTestError, match="flash_kda was imported from"):
+        gpu_tests.probe(environment, project)
+
+
+def test_it_needs_nothing_but_the_standard_library() -> None:
+    code = "import sys\nfor name in ('rich', 'torch', 'elftools', 'packaging'): sys.modules[name] = None\n"
+    done = subprocess.run([sys.executable, "-c", code + "import ci.gpu_tests"], check=False, cwd=Path.cwd())
+    assert done.returncode == 0
