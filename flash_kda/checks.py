@@ -281,7 +281,8 @@ def _disjoint_at(a: _Placed, b: _Placed, level: int) -> bool:
 
 
 def _share_bytes(a: _Placed, b: _Placed) -> bool:
-    if a.start >= b.stop or b.start >= a.stop or a.start == a.stop or b.start == b.stop:
+    """Whether two tensors whose byte ranges cross share a byte."""
+    if a.start == a.stop or b.start == b.stop:
         return False
     levels = range(1, min(a.tensor.dim(), b.tensor.dim()))
     return not any(_disjoint_at(a, b, level) for level in levels)
@@ -294,28 +295,31 @@ def _same_state(a: _Placed, b: _Placed) -> bool:
 
 
 def _check_alignment(placed: _Placed) -> None:
-    if placed.start % ROW_BYTES and placed.start != placed.stop and _vectorised(placed.tensor):
+    if placed.start != placed.stop and _vectorised(placed.tensor):
         got = f"a first element at address {placed.start % (1 << 64):#x}"
         _value_error(placed.name, got, f"an address divisible by {ROW_BYTES}")
 
 
 def _check_alone(written: _Placed, others: list[_Placed]) -> None:
+    start, stop = written.start, written.stop
     for other in others:
-        if other is not written and _share_bytes(written, other) and not _same_state(written, other):
+        if other.start >= stop or start >= other.stop or other is written:  # nearly always: keep it cheap
+            continue
+        if _share_bytes(written, other) and not _same_state(written, other):
             _value_error(written.name, f"memory that {other.name} uses too", "memory of its own")
 
 
 def _check_addresses(call: _Call) -> None:
-    tensors = _present(call)
-    if torch.compiler.is_compiling() or not all(_has_address(tensor) for _, tensor in tensors):
+    if torch.compiler.is_compiling():
         return
     if not call.out.is_contiguous() and _overlaps_itself(call.out):
         _value_error(
             "out", f"strides {call.out.stride()}, which reach one element twice", "distinct elements"
         )
-    placed = [_place(name, tensor) for name, tensor in tensors]
+    placed = [_place(name, tensor) for name, tensor in _present(call) if _has_address(tensor)]
     for one in placed:
-        _check_alignment(one)
+        if one.start % ROW_BYTES:
+            _check_alignment(one)
     for one in placed:
         if one.name in ("out", "final_state"):
             _check_alone(one, placed)
