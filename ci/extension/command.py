@@ -46,12 +46,13 @@ def check_value() -> None:
 
 
 def local_names(keep: Path) -> list[str]:
-    """Sources below `keep` whose PTX has names that hold a hash of the folder (static, anonymous)."""
-    found: set[str] = set()
-    for path in keep.rglob("*.ptx"):
-        if _LOCAL_NAMES.search(path.read_bytes()):
-            found.add(path.parent.name.removesuffix(".o.keep"))
-    return sorted(found)
+    """Sources below `keep` whose PTX has names that hold a hash of the folder.
+
+    Seen with nvcc 13.0 for all device code in an anonymous namespace, and for static device variables and
+    functions (not kernels) in a named one.
+    """
+    guilty = {path.parent for path in keep.rglob("*.ptx") if _LOCAL_NAMES.search(path.read_bytes())}
+    return sorted(folder.relative_to(keep).as_posix().removesuffix(".o.keep") for folder in guilty)
 
 
 class BuildKda(build_ext):
@@ -68,22 +69,22 @@ class BuildKda(build_ext):
     def build_extension(self, ext: Any) -> None:
         """Build one extension (there is one)."""
         root = Path.cwd()
+        revision = record.commit(root)
         tools = toolset.find()
         chosen = choose(tools)
         target = Path(self.get_ext_fullpath(ext.name))
         project = matrix.load().project
         version = self.distribution.get_version()
-        choices = chosen.choices
         ext.extra_compile_args = {  # the shape torch's CUDAExtension gives it
-            "cxx": flags.cxx_flags(tools, root, version, project.torch_target, chosen.names),
-            "nvcc": flags.nvcc_flags(tools, root, choices),
+            "cxx": flags.cxx_flags(tools, version, project.torch_target, chosen.names),
+            "nvcc": flags.nvcc_flags(tools, chosen.choices),
         }
         ext.extra_link_args = flags.link_flags(tools, Path(EXPORTS))
         self._compile(ext, tools, chosen, target)
         words = {**ext.extra_compile_args, "link": ext.extra_link_args}
         shown = {name: flags.portable(value, tools, root) for name, value in words.items()}
-        abi = {"torch_target": project.torch_target, "python_tag": project.python_tag}
-        made = record.make(root, version, tools, chosen.names, shown, abi)
+        source = {"sha256": record.source_digest(root), **revision}
+        made = record.make(version, tools, chosen.names, shown, project, source)
         record.write(target.with_name("build_record.json"), made)
 
     def _compile(self, ext: Any, tools: toolset.Toolset, chosen: arch.Resolution, target: Path) -> None:
@@ -132,5 +133,5 @@ def refuse_local_names(folder: Path) -> None:
         raise BuildError(
             f"{', '.join(sources)}: device code with internal linkage: its names hold a hash of the folder "
             "it was compiled in, so the library would differ from folder to folder.\n"
-            "Next: take 'static' and anonymous namespaces off kernels and __device__ variables"
+            "Next: take anonymous namespaces off device code, and 'static' off device code in a namespace"
         )

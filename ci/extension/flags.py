@@ -23,22 +23,16 @@ def torch_target_macro(version: str) -> str:
     return f"0x{(major << 56) | (minor << 48):016x}"
 
 
-def _prefix_maps(toolset: Toolset, root: Path) -> list[str]:
-    # __FILE__ in torch's error macros holds the path of the header.
-    pairs = [(root, "."), (toolset.torch, "torch"), (toolset.cuda_home, "cuda")]
-    return [f"-ffile-prefix-map={path}={name}" for path, name in pairs]
-
-
-def cxx_flags(
-    toolset: Toolset, root: Path, version: str, torch_target: str, archs: Sequence[str]
-) -> list[str]:
+def cxx_flags(toolset: Toolset, version: str, torch_target: str, archs: Sequence[str]) -> list[str]:
     """Arguments for ``binding.cpp``: stable ABI of torch `torch_target`, the version, the architectures."""
     return [
         "-std=c++20",
         "-O3",
         *_HOST,
         f"-frandom-seed={_SEED}",
-        *_prefix_maps(toolset, root),
+        # __FILE__ in torch's error macros holds the path of the header; our own sources have relative paths.
+        f"-ffile-prefix-map={toolset.torch}=torch",
+        f"-ffile-prefix-map={toolset.cuda_home}=cuda",
         "-Wall",
         "-Wextra",
         "-DUSE_CUDA",
@@ -52,14 +46,15 @@ def cxx_flags(
     ]
 
 
-def nvcc_flags(toolset: Toolset, root: Path, choices: Sequence[arch.Choice]) -> list[str]:
+def nvcc_flags(toolset: Toolset, choices: Sequence[arch.Choice]) -> list[str]:
     """Arguments for every .cu file.
 
     No -lineinfo and no --use_fast_math: the first records the folder, the second changes results.  The caller
     adds --keep with a folder of its own: without stable names for nvcc's intermediate files two runs of one
     command differ.
     """
-    host = [*_HOST, *_prefix_maps(toolset, root)]
+    # nvcc breaks an -Xcompiler argument with a space apart, so no path that a user chose belongs here.
+    host = [*_HOST, f"-ffile-prefix-map={toolset.cuda_home}=cuda"]
     return [
         "-std=c++17",
         "-O3",

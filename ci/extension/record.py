@@ -13,6 +13,7 @@ from pathlib import Path
 from ci import source
 from ci.errors import CiError, ConfigError
 from ci.extension.toolset import Toolset
+from ci.matrix import Project
 
 COMMIT = "FLASH_KDA_SOURCE_COMMIT"
 _SOURCES = ("csrc/**/*", "flash_kda/**/*.py")
@@ -62,14 +63,14 @@ def _version(name: str) -> str | None:
 
 
 def make(
-    root: Path,
     version: str,
     toolset: Toolset,
     archs: Sequence[str],
     flags: Mapping[str, Sequence[str]],
-    abi: Mapping[str, str],
+    project: Project,
+    source: Mapping[str, object],
 ) -> dict[str, object]:
-    """The record as plain data; `abi` holds the oldest torch and Python served."""
+    """The record as plain data; `project` names the oldest torch and Python served, `source` the sources."""
     return {
         "schema": 1,
         "name": "flash-kda",
@@ -80,12 +81,12 @@ def make(
             "ptxas": toolset.ptxas_version,
         },
         "cxx": toolset.cxx_version,
-        "torch": {"built_with": toolset.torch_version, "target": abi["torch_target"]},
-        "python": f"{abi['python_tag']}-abi3",
+        "torch": {"built_with": toolset.torch_version, "target": project.torch_target},
+        "python": f"{project.python_tag}-abi3",
         "architectures": list(archs),
         "flags": {name: list(words) for name, words in flags.items()},
         "tools": tool_versions(),
-        "source": {"sha256": source_digest(root), **commit(root)},
+        "source": dict(source),
     }
 
 

@@ -58,7 +58,9 @@ RUNS_PTX = {
 
 
 def _cells(table: dict[str, str]) -> list[tuple[str, tuple[int, int], bool]]:
-    return [(name, cc, cell == "y") for name, row in table.items() for cc, cell in zip(DEVICES, row, strict=True)]
+    return [
+        (name, cc, cell == "y") for name, row in table.items() for cc, cell in zip(DEVICES, row, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("name", "cc", "expected"), _cells(RUNS))
@@ -92,7 +94,22 @@ def test_accepted_spellings(text: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "9a", "090a", "90aa", "90af", "9.00a", "09.0a", "1000a", "0x90", "Hopper", "native", "-90a", "90 a", "９０a"],
+    [
+        "",
+        "9a",
+        "090a",
+        "90aa",
+        "90af",
+        "9.00a",
+        "09.0a",
+        "1000a",
+        "0x90",
+        "Hopper",
+        "native",
+        "-90a",
+        "90 a",
+        "\uff19\uff10a",
+    ],
 )
 def test_refused_spellings(text: str) -> None:
     with pytest.raises(arch.ArchSelectionError) as caught:

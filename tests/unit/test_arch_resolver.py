@@ -41,13 +41,20 @@ def resolve(
     return arch.resolve(value, table, Asked(emits), lambda: gpus, strict, compiler=label, compile_check=check)
 
 
-def refused(value: str | None, emits: set[str] = E130, gpus: Sequence[tuple[int, int]] = (), **more: object) -> str:
+def refused(
+    value: str | None, emits: set[str] = E130, gpus: Sequence[tuple[int, int]] = (), **more: object
+) -> str:
     with pytest.raises(arch.ArchSelectionError) as caught:
         resolve(value, emits, gpus, **more)  # type: ignore[arg-type]
     text = str(caught.value)
     # One template: every refusal says what is supported, what nvcc can do and how to write a request.
     assert text.startswith("FLASH_KDA_CUDA_ARCHS=")
-    for part in ("cannot build for", "flash_kda supports: 90a (H100/H200/GH200)", "/cuda/bin/nvcc", "Use 'auto'"):
+    for part in (
+        "cannot build for",
+        "flash_kda supports: 90a (H100/H200/GH200)",
+        "/cuda/bin/nvcc",
+        "Use 'auto'",
+    ):
         assert part in text
     return text
 

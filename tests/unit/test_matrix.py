@@ -46,7 +46,7 @@ def test_emits_agrees_with_min_cuda() -> None:
 
 def test_unknown_names() -> None:
     found = matrix.load()
-    with pytest.raises(ConfigError, match="cu129.*cu130, cu135"):
+    with pytest.raises(ConfigError, match=r"cu129.*cu130, cu135"):
         found.cuda_row("cu129")
     with pytest.raises(ConfigError, match=r"11\.8"):
         found.emittable("11.8")
@@ -81,7 +81,11 @@ BAD = {
     "toolkit cannot emit": (ROW_130, 'archs = ["90a", "107a"]', "targets CUDA 13.0 emits"),
     "unknown keyword": (ROW_130, 'archs = "auto"', "a list without repeats"),
     "unknown status": ('status = "built, not run"', 'status = "works"', "expected one of"),
-    "built but called opt-in": ('[arch.90a]\nstatus = "built', '[arch.90a]\nstatus = "opt-in', "exactly when no row"),
+    "built but called opt-in": (
+        '[arch.90a]\nstatus = "built',
+        '[arch.90a]\nstatus = "opt-in',
+        "exactly when no row",
+    ),
     "architecture without a status": ("[arch.120f]", "[arch.121f]", "one table for each target"),
     "wrong test name": ('gpu_test = "sm90a"', 'gpu_test = "sm90"', "'sm90a'"),
     "old python": ('python = ["3.10"', 'python = ["3.9"', "older than project.python_tag"),

@@ -69,8 +69,10 @@ def test_unsupported_is_an_answer(tmp_path: Path) -> None:
 
 
 def test_b30_no_host_compiler_is_an_environment_error(tmp_path: Path) -> None:
-    said = "echo 'sh: 1: gcc: not found' >&2; echo 'nvcc fatal   : Failed to preprocess host compiler properties.' >&2; exit 1"
-    fake = Fake(tmp_path, dryrun=said)
+    said = (
+        "echo 'gcc: not found' >&2; echo 'nvcc fatal   : Failed to preprocess host compiler properties.' >&2"
+    )
+    fake = Fake(tmp_path, dryrun=f"{said}; exit 1")
     with pytest.raises(arch.ProbeError) as caught:
         fake.nvcc.emits(T90A)
     assert "Failed to preprocess host compiler properties" in str(caught.value)
@@ -95,7 +97,9 @@ def test_b32_torchs_list_is_ignored_with_one_line(tmp_path: Path) -> None:
     environ = {"TORCH_CUDA_ARCH_LIST": "8.0 9.0+PTX"}
     chosen = selection.select(environ, fake.nvcc, lambda: [(9, 0)])
     assert chosen.names == ("90a",)
-    assert [n for n in chosen.notices if "TORCH_CUDA_ARCH_LIST='8.0 9.0+PTX' is ignored" in n] == list(chosen.notices)
+    assert [n for n in chosen.notices if "TORCH_CUDA_ARCH_LIST='8.0 9.0+PTX' is ignored" in n] == list(
+        chosen.notices
+    )
     with_ours = selection.select({**environ, "FLASH_KDA_CUDA_ARCHS": "90a"}, fake.nvcc, list)
     assert with_ours.notices == ()
 

@@ -38,7 +38,12 @@ def test_the_documented_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert said["ok"] is True
     assert said["archs"] == ["90a", "100a"]
-    assert said["gencode"] == ["-gencode", "arch=compute_90a,code=sm_90a", "-gencode", "arch=compute_100a,code=sm_100a"]
+    assert said["gencode"] == [
+        "-gencode",
+        "arch=compute_90a,code=sm_90a",
+        "-gencode",
+        "arch=compute_100a,code=sm_100a",
+    ]
     assert said["jobs"] * said["threads"] <= 2
 
 
@@ -183,7 +188,9 @@ GIB = 1 << 30
         ),
     ],
 )
-def test_memory_of_the_machine_and_of_its_control_group(tmp_path: Path, files: dict[str, str], memory: float) -> None:
+def test_memory_of_the_machine_and_of_its_control_group(
+    tmp_path: Path, files: dict[str, str], memory: float
+) -> None:
     assert _files(tmp_path, files).memory_gib == memory
 
 
