@@ -22,6 +22,6 @@ def run(
     cu_seqlens: Tensor | None,
 ) -> None:
     """Launches on the current stream of q's device; see ``flash_kda.fwd`` for the arguments."""
-    torch.ops.flash_kda.fwd(
+    torch.ops.flash_kda.fwd.default(
         q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
     )

@@ -37,9 +37,9 @@ def run(
     """See ``flash_kda.fwd``. On CPU and meta tensors the main operator, elsewhere ``fwd_reference``."""
     args = (q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens)
     if q.device.type in ("cpu", "meta"):
-        torch.ops.flash_kda.fwd(*args)
+        torch.ops.flash_kda.fwd.default(*args)
     else:
-        torch.ops.flash_kda.fwd_reference(*args)
+        torch.ops.flash_kda.fwd_reference.default(*args)
 
 
 class _Rows:
