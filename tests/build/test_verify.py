@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,9 +29,12 @@ from verify_artifacts import (
     cuda_home,
 )
 
-from ci import errors
-from ci.verify import Report, gather, verify_wheel
-from ci.verify.facts import Library
+from ci import errors, matrix
+from ci.verify import Report, expectations, gather, verify_wheel
+from ci.verify import judge as judge_facts
+from ci.verify.facts import Facts, Image, Library, PlatformAudit, Symbol, VersionNeed
+from ci.verify.request import Request, make_request
+from ci.verify.sass import check_contract
 
 ARCHS = "90a,100a"
 CODE_90A, CODE_100A = GOOD_CODE
@@ -41,19 +46,29 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> Forge:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def read_each_library_once() -> Iterator[None]:
-    """Most wheels here hold the same library; its facts, a second's work of other programs, are kept."""
-    known: dict[tuple[bytes, str, Path], Library] = {}
-    read = gather.read_library
+def look_at_each_library_once() -> Iterator[None]:
+    """Most wheels here hold the same library; what other programs say of it, seconds of work, is kept."""
+    libraries: dict[tuple[bytes, str, Path], Library] = {}
+    platforms: dict[tuple[bytes, ...], PlatformAudit] = {}
+    read, audit = gather.read_library, gather.audit_platform
 
     def read_once(path: Path, name: str, cuobjdump: Path, oldest_python: str) -> Library:
         key = (path.read_bytes(), name, cuobjdump)
-        if key not in known:
-            known[key] = read(path, name, cuobjdump, oldest_python)
-        return known[key]
+        if key not in libraries:
+            libraries[key] = read(path, name, cuobjdump, oldest_python)
+        return libraries[key]
+
+    def audit_once(wheel: Path) -> PlatformAudit:
+        with zipfile.ZipFile(wheel) as archive:
+            found = [archive.read(name) for name in archive.namelist() if ".so" in name]
+        key = (wheel.name.encode(), *found)
+        if key not in platforms:
+            platforms[key] = audit(wheel)
+        return platforms[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather, "read_library", read_once)
+        patch.setattr(gather, "audit_platform", audit_once)
         yield
 
 
@@ -145,12 +160,7 @@ def test_ptx_beside_machine_code_is_unexpected_unless_named(forge: Forge) -> Non
 
 def judge_contract(forge: Forge, library: Path, expect: str) -> list[str]:
     """The contract's violations alone, for architectures of which the fixture has no budget."""
-    from ci import matrix
-    from ci.verify.expectations import load
-    from ci.verify.request import make_request
-    from ci.verify.sass import check_contract
-
-    request = make_request(library, load(forge.expectations()), matrix.load(), expect, None)
+    request = make_request(library, expectations.load(forge.expectations()), matrix.load(), expect, None)
     return [
         str(v)
         for v in check_contract(
@@ -174,10 +184,8 @@ def test_kernel_missing_for_one_architecture(forge: Forge) -> None:
 
 
 def test_kernel_nobody_expects(forge: Forge, tmp_path: Path) -> None:
-    expectations = edited(
-        forge, tmp_path, "kernels.toml", '"_ZN7fixture10sum_kernelILi3EEEvPfi"', '"renamed"'
-    )
-    report = verify_wheel(forge.good(), expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=expectations)
+    folder = edited(forge, tmp_path, "kernels.toml", '"_ZN7fixture10sum_kernelILi3EEEvPfi"', '"renamed"')
+    report = verify_wheel(forge.good(), expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=folder)
     missing, unexpected = "missing kernel: expected renamed", "unexpected kernel"
     assert_rejected(report, errors.SassError, missing, unexpected)
 
@@ -196,9 +204,9 @@ def edited(forge: Forge, folder: Path, name: str, old: str, new: str) -> Path:
 
 
 def test_missing_library(forge: Forge, tmp_path: Path) -> None:
-    expectations = edited(forge, tmp_path, "kernels.toml", LIBRARY, "flash_kda/_D.abi3.so")
+    folder = edited(forge, tmp_path, "kernels.toml", LIBRARY, "flash_kda/_D.abi3.so")
     wheel = WheelPlan(forge.good()).write(tmp_path)
-    report = verify_wheel(wheel, expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=expectations)
+    report = verify_wheel(wheel, expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=folder)
     assert "missing library: expected flash_kda/_D.abi3.so, got flash_kda/_C.abi3.so" in report.message()
     assert report.exit_code == errors.SassError.exit_code
 
@@ -213,7 +221,7 @@ def test_relocatable_device_code_that_nobody_linked(forge: Forge) -> None:
 def test_bulk_copy_that_sm_120_lacks_becomes_an_external_call(forge: Forge) -> None:
     library = forge.library(forge.device("arch=compute_120a,code=sm_120a", macros=["TRAP"]))
     report = judge(forge, library, "120a")
-    text = "unexpected external device symbol: expected none, got __cuda_syscall_cp_async_bulk_multicast"
+    text = "external device symbol: expected none, got __cuda_syscall_cp_async_bulk_multicast"
     assert any(text in str(violation) for violation in report.verdicts[0].violations), report.message()
     # STACK reads 0 there, so the budget alone would not have noticed.
     assert report.verdicts[1].ok
@@ -232,14 +240,14 @@ def test_device_function_left_as_a_call(forge: Forge) -> None:
 
 
 def test_registers_over_budget(forge: Forge, tmp_path: Path) -> None:
-    expectations = edited(forge, tmp_path, "kernels.toml", "90a = { registers = 32", "90a = { registers = 8")
-    report = verify_wheel(forge.good(), expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=expectations)
+    folder = edited(forge, tmp_path, "kernels.toml", "90a = { registers = 32", "90a = { registers = 8")
+    report = verify_wheel(forge.good(), expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=folder)
     assert_rejected(report, errors.ResourceError, "[90a]: registers over budget: expected at most 8 a thread")
 
 
 def test_static_shared_memory_over_budget(forge: Forge, tmp_path: Path) -> None:
-    expectations = edited(forge, tmp_path, "kernels.toml", "shared = 5376", "shared = 4096")
-    report = verify_wheel(forge.good(), expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=expectations)
+    folder = edited(forge, tmp_path, "kernels.toml", "shared = 5376", "shared = 4096")
+    report = verify_wheel(forge.good(), expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=folder)
     assert_rejected(report, errors.ResourceError, "shared over budget: expected at most 4096 bytes, got 5128")
 
 
@@ -497,9 +505,9 @@ def test_label_that_is_no_row(forge: Forge, tmp_path: Path) -> None:
 
 
 def test_size_over_budget(forge: Forge, tmp_path: Path) -> None:
-    expectations = edited(forge, tmp_path, "wheel.toml", "max_bytes = 4_000_000", "max_bytes = 4_000")
+    folder = edited(forge, tmp_path, "wheel.toml", "max_bytes = 4_000_000", "max_bytes = 4_000")
     wheel = WheelPlan(forge.good()).write(tmp_path)
-    report = verify_wheel(wheel, expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=expectations)
+    report = verify_wheel(wheel, expect=ARCHS, cuobjdump=forge.cuobjdump, expectations=folder)
     assert_rejected(report, errors.MetadataError, "size over budget: expected at most 4000 bytes")
     assert report.failure is not None and report.failure.concern == "size"
 
@@ -590,3 +598,171 @@ def test_absent_cuobjdump_is_a_fault_of_the_toolchain(forge: Forge, tmp_path: Pa
         verify_wheel(
             forge.good(), expect=ARCHS, cuobjdump=tmp_path / "none", expectations=forge.expectations()
         )
+
+
+# ---- faults that no compiler here makes: facts of the good wheel, one thing changed --------------------------
+
+
+@pytest.fixture(scope="session")
+def good_facts(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    wheel = WheelPlan(forge.good()).write(tmp_path_factory.mktemp("good"))
+    return gather.gather_facts(wheel, forge.cuobjdump, "3.10")
+
+
+@pytest.fixture(scope="session")
+def good_request(forge: Forge) -> Request:
+    path = Path(WheelPlan(forge.good()).filename)
+    return make_request(path, expectations.load(forge.expectations()), matrix.load(), ARCHS, None)
+
+
+def with_library(facts: Facts, change: Callable[[Library], Library]) -> Facts:
+    (library,) = facts.libraries
+    return replace(facts, libraries=(change(library),))
+
+
+def with_elf(facts: Facts, **changes: object) -> Facts:
+    return with_library(facts, lambda library: replace(library, elf=replace(library.elf, **changes)))  # type: ignore[arg-type]
+
+
+def with_image(facts: Facts, change: Callable[[Image], Image]) -> Facts:
+    return with_library(
+        facts, lambda library: replace(library, images=(change(library.images[0]), *library.images[1:]))
+    )
+
+
+def with_wheel(facts: Facts, **changes: object) -> Facts:
+    assert facts.wheel is not None
+    return replace(facts, wheel=replace(facts.wheel, **changes))  # type: ignore[arg-type]
+
+
+def with_audit(facts: Facts, **changes: object) -> Facts:
+    assert facts.wheel is not None and facts.wheel.platform is not None
+    return with_wheel(facts, platform=replace(facts.wheel.platform, **changes))  # type: ignore[arg-type]
+
+
+def with_shims(facts: Facts, names: Sequence[str]) -> Facts:
+    def change(library: Library) -> Library:
+        others = tuple(
+            symbol for symbol in library.elf.undefined if not symbol.name.startswith("aoti_torch_")
+        )
+        symbols = (*others, *(Symbol(name) for name in names))
+        return replace(library, elf=replace(library.elf, undefined=symbols))
+
+    return with_library(facts, change)
+
+
+Edit = Callable[[Facts], Facts]
+FACT_FAULTS: dict[str, tuple[Edit, type[errors.CiError], str]] = {
+    "other machine": (
+        lambda facts: with_elf(facts, machine="EM_AARCH64"),
+        errors.PlatformError,
+        "machine: expected EM_X86_64, got EM_AARCH64",
+    ),
+    "symbol family without a limit": (
+        lambda facts: with_elf(facts, version_needs=(VersionNeed("libz.so.1", "ZLIB_1.2.9"),)),
+        errors.PlatformError,
+        "symbol version needed of libz.so.1: expected one of CXXABI, GCC, GLIBC, GLIBCXX, got ZLIB_1.2.9",
+    ),
+    "symbol version that is no number": (
+        lambda facts: with_elf(facts, version_needs=(VersionNeed("libc.so.6", "GLIBC_PRIVATE"),)),
+        errors.PlatformError,
+        "got GLIBC_PRIVATE",
+    ),
+    "export that is gone": (
+        lambda facts: with_elf(facts, exported=("flash_kda_version",)),
+        errors.PlatformError,
+        "missing exported symbol: expected flash_kda_cuda_archs, got flash_kda_version",
+    ),
+    "library that auditwheel would graft": (
+        lambda facts: with_audit(facts, blockers={"manylinux_2_28_x86_64": ("libtorch.so", "libfoo.so.1")}),
+        errors.PlatformError,
+        "auditwheel's objections: expected libtorch.so, libtorch_cpu.so, got libfoo.so.1",
+    ),
+    "instruction set beyond the baseline": (
+        lambda facts: with_audit(facts, unsupported_isa=True),
+        errors.PlatformError,
+        "instruction set extensions",
+    ),
+    "auditwheel's tag of another machine": (
+        lambda facts: with_audit(facts, symbol_tag="manylinux_2_17_aarch64"),
+        errors.PlatformError,
+        "got manylinux_2_17_aarch64",
+    ),
+    "no verdict of auditwheel": (
+        lambda facts: with_wheel(facts, platform=None),
+        errors.PlatformError,
+        "auditwheel's verdict: expected one, got none",
+    ),
+    "no torch symbols at all": (
+        lambda facts: with_shims(facts, []),
+        errors.AbiError,
+        "torch symbols in use: expected at least one",
+    ),
+    "symbols that torch-abi-audit did not see": (
+        lambda facts: with_shims(facts, ["aoti_torch_get_dim", "aoti_torch_get_sizes"]),
+        errors.AbiError,
+        "stable shims that torch-abi-audit counts: expected 2, got 1",
+    ),
+    "pure wheel": (
+        lambda facts: with_wheel(facts, root_is_purelib=True),
+        errors.MetadataError,
+        "Root-Is-Purelib in WHEEL: expected False, got True",
+    ),
+    "another distribution": (
+        lambda facts: with_wheel(facts, name="flash_kdb"),
+        errors.MetadataError,
+        "name in the file name: expected flash_kda, got flash_kdb",
+    ),
+    "architecture only in the record": (
+        lambda facts: with_wheel(
+            facts, build_record={**BUILD_RECORD, "architectures": ["90a", "100a", "120a"]}
+        ),
+        errors.MetadataError,
+        "missing architecture in the images against the build record: expected 120a",
+    ),
+    "local memory": (
+        lambda facts: with_image(facts, lambda image: with_kernel(image, local=8)),
+        errors.ResourceError,
+        "local over budget: expected at most 0 bytes, got 8",
+    ),
+    "kernel twice": (
+        lambda facts: with_image(
+            facts, lambda image: replace(image, kernels=(*image.kernels, *image.kernels[:1]))
+        ),
+        errors.SassError,
+        "kernel entries: expected 2, got 3",
+    ),
+}
+
+
+def with_kernel(image: Image, **changes: object) -> Image:
+    first, *others = image.kernels
+    return replace(image, kernels=(replace(first, **changes), *others))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fault", FACT_FAULTS)
+def test_facts_are_judged(good_facts: Facts, good_request: Request, fault: str) -> None:
+    assert judge_facts(good_facts, good_request).ok
+    edit, error, text = FACT_FAULTS[fault]
+    assert_rejected(judge_facts(edit(good_facts), good_request), error, text)
+
+
+def test_ptx_that_is_expected_must_be_there(good_facts: Facts, good_request: Request) -> None:
+    report = judge_facts(good_facts, replace(good_request, ptx=("100f",)))
+    assert_rejected(report, errors.SassError, "missing PTX for architecture: expected 100f, got none")
+
+
+def test_ptx_that_the_record_does_not_name(good_facts: Facts, good_request: Request) -> None:
+    facts = with_library(good_facts, lambda lib: replace(lib, images=(*lib.images, Image("ptx", "100f"))))
+    report = judge_facts(facts, replace(good_request, ptx=("100f",)))
+    assert_rejected(report, errors.MetadataError, "unexpected PTX in the images against the build record")
+
+
+def test_platform_tag_without_a_policy(good_facts: Facts, good_request: Request) -> None:
+    project = replace(good_request.project, plat="manylinux_2_39_x86_64")
+    report = judge_facts(good_facts, replace(good_request, project=project))
+    assert report.exit_code == errors.PlatformError.exit_code
+    assert (
+        "platform tag without a policy: expected manylinux_2_28_x86_64, got manylinux_2_39_x86_64"
+        in report.message()
+    )
