@@ -600,7 +600,7 @@ def test_absent_cuobjdump_is_a_fault_of_the_toolchain(forge: Forge, tmp_path: Pa
         )
 
 
-# ---- faults that no compiler here makes: facts of the good wheel, one thing changed --------------------------
+# ---- faults that no compiler here makes: facts of the good wheel, one thing changed -----------------------
 
 
 @pytest.fixture(scope="session")
