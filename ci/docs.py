@@ -1,8 +1,8 @@
 """Writes the generated tables of README.md: ``python -m ci.docs`` (``--check`` fails when one is stale).
 
-GPUs come from ci/matrix.toml and the kernel table, with the records of wheels/records behind the words "run on
-hardware"; times and errors come from benchmarks/results/prefill_h200.json. A missing file gives a sentence that
-says so, never an older number. Each table stands between two comments, see `_BLOCK`.
+GPUs come from ci/matrix.toml and the kernel table, with the records of wheels/records behind the words
+"run on hardware"; times and errors come from benchmarks/results/prefill_h200.json. A missing file gives a
+sentence that says so, never an older number. Each table stands between two comments, see `_BLOCK`.
 """
 
 from __future__ import annotations

@@ -199,21 +199,35 @@ def test_inference_mode() -> None:
     assert same_bits(got[0], want[0]) and same_bits(got[1], want[1])
 
 
-def test_functional_calls_agree_with_fwd() -> None:
+OPTIONS: dict[str, Any] = {"lower_bound": -3.0, "output_final_state": True}
+
+
+def functional(p: Problem) -> dict[str, Any]:
+    """What the calls that return their results take besides q, k, v, g, beta."""
+    return {"A_log": p.A_log, "dt_bias": p.dt_bias, "initial_state": p.initial_state, **OPTIONS}
+
+
+def test_fixed_length_function() -> None:
     p = make(2, 40, 2, lower_bound=-3.0)
     want = run(p)
-    o, s = flash_kda.flash_kda_func(
-        p.q,
-        p.k,
-        p.v,
-        p.g,
-        p.beta,
-        p.A_log,
-        p.dt_bias,
-        lower_bound=-3.0,
-        initial_state=p.initial_state,
-        output_final_state=True,
-    )
+    o, s = flash_kda.flash_kda_func(p.q, p.k, p.v, p.g, p.beta, **functional(p))
+    assert same_bits(o, want[0]) and same_bits(s, want[1])
+
+
+def test_packed_function() -> None:
+    p = make(heads=2, lens=[30, 0, 17], lower_bound=-3.0)
+    want = run(p)
+    packed = [getattr(p, name)[0] for name in INPUTS]
+    assert p.cu_seqlens is not None
+    o, s = flash_kda.flash_kda_varlen_func(*packed, p.cu_seqlens, **functional(p))
+    assert same_bits(o, want[0][0]) and same_bits(s, want[1])
+
+
+def test_fused_projection_function() -> None:
+    p = make(2, 40, 2, lower_bound=-3.0)
+    want = run(p)
+    qkv = torch.stack([p.q, p.k, p.v], dim=2)
+    o, s = flash_kda.flash_kda_qkvpacked_func(qkv, p.g, p.beta, **functional(p))
     assert same_bits(o, want[0]) and same_bits(s, want[1])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from kda_gpu import (
-    BOUND,
     DEVICE,
     STATES,
     D,
@@ -60,8 +59,9 @@ def test_two_calls_that_carry_the_state(cut: int) -> None:
     assert_close("final_state", second_state, want_final)
     whole_out, whole_final = run(p)
     assert whole_final is not None
-    assert_close("out against one call", torch.cat([first_out, second_out], dim=1), whole_out, BOUND / 2)
-    assert_close("final_state against one call", second_state, whole_final, BOUND / 2)
+    # Not bit for bit: a cut inside a chunk moves the chunks, and with them every rounding.
+    assert_close("out against one call", torch.cat([first_out, second_out], dim=1), whole_out)
+    assert_close("final_state against one call", second_state, whole_final)
 
 
 def test_state_rows_are_value_channels() -> None:
