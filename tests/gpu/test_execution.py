@@ -217,9 +217,9 @@ def test_fixed_length_function() -> None:
 def test_packed_function() -> None:
     p = make(heads=2, lens=[30, 0, 17], lower_bound=-3.0)
     want = run(p)
-    packed = [getattr(p, name)[0] for name in INPUTS]
+    q, k, v, g, beta = (getattr(p, name)[0] for name in INPUTS)
     assert p.cu_seqlens is not None
-    o, s = flash_kda.flash_kda_varlen_func(*packed, p.cu_seqlens, **functional(p))
+    o, s = flash_kda.flash_kda_varlen_func(q, k, v, g, beta, p.cu_seqlens, **functional(p))
     assert same_bits(o, want[0][0]) and same_bits(s, want[1])
 
 
