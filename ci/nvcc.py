@@ -67,10 +67,16 @@ def _home_of_nvcc_on_path(environ: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True)
 class Nvcc:
-    """One nvcc: its path and version (``"13.0.88"``)."""
+    """One nvcc: its path, version (``"13.0.88"``) and host compiler (None: its own choice)."""
 
     path: Path
     version: str
+    ccbin: str | None = None
+
+    @property
+    def command(self) -> list[str]:
+        """The program and its host compiler; probes use the compiler the build will use."""
+        return [str(self.path), *(["-ccbin", self.ccbin] if self.ccbin else [])]
 
     @property
     def toolkit(self) -> str:
@@ -90,7 +96,7 @@ class Nvcc:
         real = self.path.resolve()
         key = (str(real), real.stat().st_mtime_ns, target.name)
         if key not in _answers:
-            _answers[key] = _dry_run(self.path, target)
+            _answers[key] = _dry_run(self, target)
         return _answers[key]
 
     def compile_check(self, choices: Sequence[arch.Choice]) -> dict[arch.Choice, str]:
@@ -108,14 +114,14 @@ class Nvcc:
         with tempfile.TemporaryDirectory() as scratch:
             source = Path(scratch, "empty.cu")
             source.write_text("__global__ void empty() {}\n", encoding="utf-8")
-            command = [str(self.path), *arch.gencode_flags(choices), "--threads", "0"]
+            command = [*self.command, *arch.gencode_flags(choices), "--threads", "0"]
             done = _run([*command, "-c", str(source), "-o", f"{scratch}/empty.o"])
         return None if done.returncode == 0 else (done.stderr + done.stdout).strip()
 
 
-def open_nvcc(path: Path) -> Nvcc:
+def open_nvcc(path: Path, ccbin: str | None = None) -> Nvcc:
     """Ask an nvcc its version; ToolchainError when it does not run."""
-    return Nvcc(path, tool_version(path))
+    return Nvcc(path, tool_version(path), ccbin)
 
 
 def tool_version(path: Path) -> str:
@@ -135,28 +141,18 @@ def tool_version(path: Path) -> str:
     return match[1]
 
 
-def _dry_run(nvcc: Path, target: arch.Target) -> bool:
+def _dry_run(nvcc: Nvcc, target: arch.Target) -> bool:
     # One candidate a call: with several, nvcc names only the first bad one.
-    command = [
-        str(nvcc),
-        "--dryrun",
-        *arch.gencode_flags([target]),
-        "-x",
-        "cu",
-        "-c",
-        "/dev/null",
-        "-o",
-        "/dev/null",
-    ]
+    command = [*nvcc.command, "--dryrun", *arch.gencode_flags([target])]
     try:
-        done = _run(command)
+        done = _run([*command, "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"])
     except OSError as error:
-        raise arch.ProbeError(f"{nvcc} does not start: {error}") from error
+        raise arch.ProbeError(f"{nvcc.path} does not start: {error}") from error
     if done.returncode == 0:
         return True
     if _REFUSED in done.stderr:
         return False
-    raise arch.ProbeError(f"{nvcc} failed while asked about {target.name}: {done.stderr.strip()}")
+    raise arch.ProbeError(f"{nvcc.path} failed while asked about {target.name}: {done.stderr.strip()}")
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,14 @@ from ci.extension.toolset import Toolset
 
 # g++ and nvcc make up symbol names from this instead of the clock and the process id.
 _SEED = "flash_kda"
-_HOST = ("-fPIC", "-g0", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
+# GCC writes a system header's path with links resolved when that is shorter, past -ffile-prefix-map's reach.
+_HOST = (
+    "-fPIC",
+    "-g0",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    "-fno-canonical-system-headers",
+)
 
 
 def torch_target_macro(version: str) -> str:
@@ -58,8 +65,7 @@ def nvcc_flags(toolset: Toolset, choices: Sequence[arch.Choice]) -> list[str]:
     return [
         "-std=c++17",
         "-O3",
-        "-ccbin",
-        [word for word in toolset.cxx if not word.startswith("-")][-1],  # the compiler of "ccache g++ -m64"
+        *toolset.nvcc.command[1:],
         *[word for flag in host for word in ("-Xcompiler", flag)],
         "--frandom-seed",
         _SEED,

@@ -49,7 +49,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Toolset:
     torch, torch_version = _torch()
     toolset = Toolset(
         cuda_home=home,
-        nvcc=open_nvcc(home / "bin" / "nvcc"),
+        nvcc=open_nvcc(home / "bin" / "nvcc", _ccbin(cxx)),
         ptxas_version=tool_version(home / "bin" / "ptxas"),
         cxx=cxx,
         cxx_version=_cxx_version(cxx),
@@ -60,6 +60,11 @@ def find(environ: Mapping[str, str] = os.environ) -> Toolset:
     )
     toolset.cuda_lib  # noqa: B018  (raises now rather than after compiling)
     return toolset
+
+
+def _ccbin(cxx: tuple[str, ...]) -> str:
+    """nvcc's host compiler: one word, the ``g++`` of ``ccache g++ -m64``."""
+    return [word for word in cxx if not word.startswith("-")][-1]
 
 
 def _torch() -> tuple[Path, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -362,10 +363,24 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def _torch_that_cannot_be_imported(folder: Path) -> Path:
+    """A place for PYTHONPATH: torch's headers and libraries, as when its nvidia-* wheels are absent."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    real = Path(spec.submodule_search_locations[0])
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.13: not found')\n")
+    for name in ("include", "lib"):
+        (folder / "torch" / name).symlink_to(real / name)
+    return folder
+
+
 def test_the_same_bytes_from_another_folder(wheel: Path, tmp_path: Path) -> None:
-    # Another folder (with a space), job count, thread count, locale and foreign flags.
+    # Another folder (with a space), other counts, locale and foreign flags, torch elsewhere and broken.
     other = make_tree(tmp_path / "another place" / "deeper" / "source tree")
     noise = {
+        "PYTHONPATH": str(_torch_that_cannot_be_imported(tmp_path / "site")),
         "MAX_JOBS": "2",
         "NVCC_THREADS": "4",
         "CFLAGS": "-g -O0",

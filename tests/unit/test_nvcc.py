@@ -53,6 +53,14 @@ def test_one_candidate_a_call_and_remembered(tmp_path: Path) -> None:
     assert fake.calls()[0].count("-gencode") == 1
 
 
+def test_probes_use_the_builds_host_compiler(tmp_path: Path) -> None:
+    fake = Fake(tmp_path)
+    with_compiler = nvcc.open_nvcc(fake.nvcc.path, "g++-12")
+    with_compiler.emits(T90A)
+    with_compiler.compile_check([arch.Choice(T90A)])
+    assert [call.startswith("-ccbin g++-12 ") for call in fake.calls()] == [True, True]
+
+
 def test_a_changed_nvcc_is_asked_again(tmp_path: Path) -> None:
     import os
 
