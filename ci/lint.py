@@ -207,7 +207,11 @@ def tool_commands(tools: Venv, names: list[str], fix: bool) -> dict[str, list[st
         "mypy": [str(tools.python), "-m", "mypy", "--strict", "flash_kda", "ci"],
     }
     if sources:
-        commands["clang-format"] = [clang, *(["-i"] if fix else ["--dry-run", "-Werror"]), *sources]
+        commands["clang-format"] = [
+            clang,
+            *(["-i"] if fix else ["--dry-run", "-Werror", "--ferror-limit=5"]),
+            *sources,
+        ]
     return commands
 
 

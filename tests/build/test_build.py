@@ -15,6 +15,7 @@ from ci import build, import_check, matrix, source, wheels
 from ci.errors import BuildError, ConfigError, SassError
 from ci.venv import Venv
 
+pytest_plugins = ["handmade"]
 ROW = matrix.load().rows[0]
 READERS = ("setup.py", "ci/nvcc.py", "ci/selection.py", "ci/resources.py")
 # Read by find_cuda_home after CUDA_HOME, which is set.

@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import MakeWheel
+from handmade import MakeWheel
 
 from ci import gpu_tests, matrix
 from ci.archs import arch
 from ci.errors import ConfigError, GpuTestError, MetadataError, TargetMismatchError
 
+pytest_plugins = ["handmade"]
 HOPPER = arch.KERNEL_TARGETS[0].target
 PACKAGE = {"flash_kda/__init__.py": '__version__ = "0.1.0"\nMARK = "the wheel"\n'}
 PROBE = gpu_tests.Probe(

@@ -9,12 +9,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import MakeLibrary, MakeWheel
+from handmade import MakeLibrary, MakeWheel
 
 from ci import repair
 from ci.errors import ConfigError, MetadataError, PlatformError
 from ci.venv import Venv
 
+pytest_plugins = ["handmade"]
 EPOCH = 1_700_000_000
 # pthread_create moved into libc with glibc 2.34, so a plain link on a newer system needs that version.
 NEW_GLIBC = """

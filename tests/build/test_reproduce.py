@@ -6,11 +6,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import MakeLibrary, MakeWheel
+from handmade import MakeLibrary, MakeWheel
 
 from ci import build, reproduce
 from ci.errors import ConfigError, ReproducibilityError
 
+pytest_plugins = ["handmade"]
 FILES = {"flash_kda/__init__.py": "a = 1\n"}
 TEXT = 'extern "C" {{ const char* text() {{ return "{}"; }} int number() {{ return 7; }} }}'
 

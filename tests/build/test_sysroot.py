@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import MakeLibrary
+from handmade import MakeLibrary
 
 from ci import sysroot, torch_stubs
 from ci.errors import ToolchainError
 from ci.venv import Venv
 
+pytest_plugins = ["handmade"]
 # What drags in newer symbols with GCC 12 and C++20; atexit needs libc_nonshared.a.
 DEMANDING = """
 #include <cstdlib>

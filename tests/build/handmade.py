@@ -1,4 +1,7 @@
-"""What the factory's tests share: the tools of a build, one real wheel, and wheels made by hand."""
+"""A pytest plugin with what the factory's tests share: the tools of a build, a real wheel, wheels by hand.
+
+Not a conftest.py: tests/unit has one, and of two modules named conftest only one can be imported by name.
+"""
 
 from __future__ import annotations
 
