@@ -46,10 +46,11 @@ cudaStream_t current_stream(int32_t device) {
     }
     return reinterpret_cast<GetStream>(symbol);
   }();
-  STD_TORCH_CHECK(get_stream != nullptr, "flash_kda: this torch has no CUDA support (", "aoti_torch_get_current_cuda_stream",
-                  " not found); install a CUDA build of torch");
+  STD_TORCH_CHECK(get_stream != nullptr, "flash_kda: this torch has no CUDA support (",
+                  "aoti_torch_get_current_cuda_stream", " not found); install a CUDA build of torch");
   void* stream = nullptr;
-  STD_TORCH_CHECK(get_stream(device, &stream) == AOTI_TORCH_SUCCESS, "flash_kda: no current CUDA stream for device ", device);
+  STD_TORCH_CHECK(get_stream(device, &stream) == AOTI_TORCH_SUCCESS, "flash_kda: no current CUDA stream for device ",
+                  device);
   return static_cast<cudaStream_t>(stream);
 }
 
@@ -65,7 +66,8 @@ void check_aligned(const char* name, const Tensor& t, int64_t inner_dim) {
 
 void check_tensor(const char* name, const Tensor& t, ScalarType dtype, int32_t device) {
   STD_TORCH_CHECK(t.scalar_type() == dtype, "flash_kda.fwd: ", name, " has the wrong dtype");
-  STD_TORCH_CHECK(t.is_cuda() && t.get_device_index() == device, "flash_kda.fwd: ", name, " must be on the CUDA device of q");
+  STD_TORCH_CHECK(t.is_cuda() && t.get_device_index() == device, "flash_kda.fwd: ", name,
+                  " must be on the CUDA device of q");
 }
 
 // [B, T, heads, 128] bf16
@@ -79,18 +81,20 @@ void check_activation(const char* name, const Tensor& t, int64_t batch, int64_t 
 void check_state(const char* name, const Tensor& t, int64_t sequences, int64_t heads, int32_t device) {
   const bool bf16 = t.scalar_type() == ScalarType::BFloat16;
   check_tensor(name, t, bf16 ? ScalarType::BFloat16 : ScalarType::Float, device);
-  STD_TORCH_CHECK(t.dim() == 4 && t.size(0) == sequences && t.size(1) == heads && t.size(2) == kDim && t.size(3) == kDim,
-                  "flash_kda.fwd: ", name, " must have shape [", sequences, ", ", heads, ", ", kDim, ", ", kDim, "]");
+  STD_TORCH_CHECK(
+      t.dim() == 4 && t.size(0) == sequences && t.size(1) == heads && t.size(2) == kDim && t.size(3) == kDim,
+      "flash_kda.fwd: ", name, " must have shape [", sequences, ", ", heads, ", ", kDim, ", ", kDim, "]");
   STD_TORCH_CHECK(t.is_contiguous(), "flash_kda.fwd: ", name, " must be contiguous");
-  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0, "flash_kda.fwd: ", name, " must be 16-byte aligned");
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0, "flash_kda.fwd: ", name,
+                  " must be 16-byte aligned");
 }
 
 // fp32, contiguous, `numel` entries; null when absent (the kernel then reads zeros).
 const float* head_parameter(const char* name, const OptionalTensor& t, int64_t numel, int32_t device) {
   if (!t.has_value()) return nullptr;
   check_tensor(name, *t, ScalarType::Float, device);
-  STD_TORCH_CHECK(t->numel() == numel && t->is_contiguous(), "flash_kda.fwd: ", name, " must be contiguous with ", numel,
-                  " elements");
+  STD_TORCH_CHECK(t->numel() == numel && t->is_contiguous(), "flash_kda.fwd: ", name, " must be contiguous with ",
+                  numel, " elements");
   return static_cast<const float*>(t->data_ptr());
 }
 
@@ -104,7 +108,8 @@ void set_sequences(FwdParams& p, const OptionalTensor& cu_seqlens, int64_t batch
   const Tensor& cu = *cu_seqlens;
   p.cu_is_int64 = cu.scalar_type() == ScalarType::Long;
   check_tensor("cu_seqlens", cu, p.cu_is_int64 ? ScalarType::Long : ScalarType::Int, device);
-  STD_TORCH_CHECK(cu.dim() == 1 && cu.size(0) >= 1 && cu.is_contiguous(), "flash_kda.fwd: cu_seqlens must be [N+1] and contiguous");
+  STD_TORCH_CHECK(cu.dim() == 1 && cu.size(0) >= 1 && cu.is_contiguous(),
+                  "flash_kda.fwd: cu_seqlens must be [N+1] and contiguous");
   STD_TORCH_CHECK(batch == 1, "flash_kda.fwd: cu_seqlens needs B = 1, got ", batch);
   p.cu_seqlens = cu.data_ptr();
   p.num_sequences = cu.size(0) - 1;
@@ -113,19 +118,23 @@ void set_sequences(FwdParams& p, const OptionalTensor& cu_seqlens, int64_t batch
 void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tensor out, OptionalTensor a_log,
          OptionalTensor dt_bias, double lower_bound, OptionalTensor initial_state, OptionalTensor final_state,
          OptionalTensor cu_seqlens) {
-  STD_TORCH_CHECK(q.is_cuda() && q.dim() == 4 && v.dim() == 4 && beta.dim() == 3, "flash_kda.fwd: q and v must be CUDA tensors of rank 4, beta of rank 3");
+  STD_TORCH_CHECK(q.is_cuda() && q.dim() == 4 && v.dim() == 4 && beta.dim() == 3,
+                  "flash_kda.fwd: q and v must be CUDA tensors of rank 4, beta of rank 3");
   const int32_t device = q.get_device_index();
   const int64_t batch = q.size(0), tokens = q.size(1), heads = q.size(2), heads_v = v.size(2);
-  STD_TORCH_CHECK(heads > 0 && heads_v % heads == 0, "flash_kda.fwd: value heads (", heads_v, ") must be a multiple of q/k heads (", heads, ")");
+  STD_TORCH_CHECK(heads > 0 && heads_v % heads == 0, "flash_kda.fwd: value heads (", heads_v,
+                  ") must be a multiple of q/k heads (", heads, ")");
   STD_TORCH_CHECK(tokens <= kMaxTokens && heads_v <= INT32_MAX, "flash_kda.fwd: too many tokens or heads");
-  STD_TORCH_CHECK(lower_bound >= -5.0 && lower_bound < 0.0, "flash_kda.fwd: lower_bound must be in [-5, 0), got ", lower_bound);
+  STD_TORCH_CHECK(lower_bound >= -5.0 && lower_bound < 0.0, "flash_kda.fwd: lower_bound must be in [-5, 0), got ",
+                  lower_bound);
   check_activation("q", q, batch, tokens, heads, device);
   check_activation("k", k, batch, tokens, heads, device);
   check_activation("v", v, batch, tokens, heads_v, device);
   check_activation("g", g, batch, tokens, heads_v, device);
   check_activation("out", out, batch, tokens, heads_v, device);
   check_tensor("beta", beta, ScalarType::BFloat16, device);
-  STD_TORCH_CHECK(beta.size(0) == batch && beta.size(1) == tokens && beta.size(2) == heads_v, "flash_kda.fwd: beta must have shape [", batch, ", ", tokens, ", ", heads_v, "]");
+  STD_TORCH_CHECK(beta.size(0) == batch && beta.size(1) == tokens && beta.size(2) == heads_v,
+                  "flash_kda.fwd: beta must have shape [", batch, ", ", tokens, ", ", heads_v, "]");
 
   FwdParams p{};
   p.q = q.data_ptr();

@@ -2,9 +2,9 @@
 // Every instruction here is legal on all targets of the matrix (sm_90a and newer).
 #pragma once
 
-#include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cstdint>
 
 namespace flash_kda {
 
@@ -93,11 +93,9 @@ __device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src, bool 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
 }
 
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
-
-template <int kPending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
+// Arrives on the barrier once this thread's copies so far have landed. The barrier must expect the arrival.
+__device__ __forceinline__ void cp_async_arrive(uint32_t bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(bar) : "memory");
 }
 
 // ---- barriers in shared memory ------------------------------------------------------------------
@@ -125,6 +123,39 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
       : "memory");
 }
 
+// ---- clusters -----------------------------------------------------------------------------------
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+
+// The same shared memory location in block `rank` of the cluster.
+__device__ __forceinline__ uint32_t peer_addr(uint32_t addr, int rank) {
+  uint32_t peer;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(addr), "r"(rank));
+  return peer;
+}
+
+// Relaxed: a release at cluster scope waits for the warp's global stores, a quarter of a consumer's time when measured.
+// What the arrival has to order are shared memory reads, and their values were in registers before it was issued.
+__device__ __forceinline__ void mbarrier_arrive_remote(uint32_t bar, int rank) {
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" : : "r"(peer_addr(bar, rank)) : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_expect_bytes(uint32_t bar, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// Makes this thread's ordinary shared memory writes visible to the copy engine.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+
+__device__ __forceinline__ void bulk_copy_to_peer(uint32_t dst, uint32_t src, uint32_t bytes, uint32_t bar) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :
+               : "r"(dst), "r"(src), "r"(bytes), "r"(bar)
+               : "memory");
+}
+
+// ---- registers ----------------------------------------------------------------------------------
 // Moves registers between the warps of a block: first instruction of a role, the same for all four warps of a group.
 template <int kRegisters>
 __device__ __forceinline__ void set_max_registers_up() {

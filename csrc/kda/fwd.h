@@ -2,8 +2,8 @@
 // which keeps a five-architecture compile at seconds and its bytes independent of the build folder.
 #pragma once
 
-#include <cstdint>
 #include <cuda_runtime_api.h>
+#include <cstdint>
 
 namespace flash_kda {
 

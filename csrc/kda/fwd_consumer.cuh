@@ -5,25 +5,33 @@
 
 namespace flash_kda {
 
-// A warp owns 32 state rows as two m-tiles. S[m][j] is the accumulator of rows 16m + lane/4 (+8), channels
+// A warp owns kTilesM m-tiles of 16 state rows. S[m][j] is the accumulator of rows 16m + lane/4 (+8), channels
 // 8j + 2(lane%4), +1.
-constexpr int kTilesM = kDim / kConsumerWarps / 16;
 constexpr int kTilesN = kDim / 8;
-static_assert(kTilesM * 2 == 4, "write_output stores four 16-byte pieces of each row a warp");
 
+template <int kTilesM>
 struct ConsumerAddr {
   FragAddr frag;
   uint32_t v[kTilesM];  // this warp's columns of the v tile, as ldmatrix / stmatrix rows
-  uint32_t out;         // this lane's 16-byte piece of row lane/4, in the same columns
+  uint32_t out;         // the 16-byte piece of them that this lane stores, in row out_row<kTilesM>(lane)
 };
 
-__device__ __forceinline__ ConsumerAddr make_consumer_addr(int warp, int lane) {
-  ConsumerAddr at;
+template <int kTilesM>
+constexpr int kPieces = kTilesM * 2;  // 16-byte pieces of a warp's columns
+
+template <int kTilesM>
+__device__ __forceinline__ int out_row(int lane) {
+  return lane / kPieces<kTilesM>;
+}
+
+template <int kTilesM>
+__device__ __forceinline__ ConsumerAddr<kTilesM> make_consumer_addr(int warp, int lane) {
+  ConsumerAddr<kTilesM> at;
   at.frag = make_frag_addr(lane);
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m)
     at.v[m] = tile_offset((lane & 7) + 8 * (lane >> 4), (warp * kTilesM + m) * 2 + ((lane >> 3) & 1));
-  at.out = tile_offset(lane >> 2, warp * kTilesM * 2 + (lane & 3));
+  at.out = tile_offset(out_row<kTilesM>(lane), warp * kPieces<kTilesM> + lane % kPieces<kTilesM>);
   return at;
 }
 
@@ -32,27 +40,31 @@ __device__ __forceinline__ float2 load_pair(const __nv_bfloat16* p) {
   const uint32_t raw = *reinterpret_cast<const uint32_t*>(p);
   return make_float2(bf16_lo(raw), bf16_hi(raw));
 }
-__device__ __forceinline__ void store_pair(float* p, float x, float y) { *reinterpret_cast<float2*>(p) = make_float2(x, y); }
+__device__ __forceinline__ void store_pair(float* p, float x, float y) {
+  *reinterpret_cast<float2*>(p) = make_float2(x, y);
+}
 __device__ __forceinline__ void store_pair(__nv_bfloat16* p, float x, float y) {
   *reinterpret_cast<uint32_t*>(p) = pack_bf16(x, y);
 }
 
 // Calls f(S[m][j] pair, element offset from the lane's first element); the offsets are immediates.
-template <typename F>
+template <int kTilesM, typename F>
 __device__ __forceinline__ void for_each_pair(float (&S)[kTilesM][kTilesN][4], F f) {
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m)
 #pragma unroll
     for (int j = 0; j < kTilesN; ++j)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) f(S[m][j][2 * half], S[m][j][2 * half + 1], (m * 16 + half * 8) * kDim + 8 * j);
+      for (int half = 0; half < 2; ++half)
+        f(S[m][j][2 * half], S[m][j][2 * half + 1], (m * 16 + half * 8) * kDim + 8 * j);
 }
 
+template <typename P>
 __device__ __forceinline__ int64_t state_offset(const Work& w, int warp, int lane) {
-  return (w.state_index * kDim + warp * kTilesM * 16 + (lane >> 2)) * kDim + 2 * (lane & 3);
+  return (w.state_index * kDim + w.rank * P::kRows + warp * P::kTilesM * 16 + (lane >> 2)) * kDim + 2 * (lane & 3);
 }
 
-template <typename T>
+template <typename T, int kTilesM>
 __device__ __forceinline__ void load_state_as(const void* state, int64_t offset, float (&S)[kTilesM][kTilesN][4]) {
   const T* src = static_cast<const T*>(state) + offset;
   for_each_pair(S, [&](float& x, float& y, int at) {
@@ -62,12 +74,13 @@ __device__ __forceinline__ void load_state_as(const void* state, int64_t offset,
   });
 }
 
-template <typename T>
+template <typename T, int kTilesM>
 __device__ __forceinline__ void store_state_as(void* state, int64_t offset, float (&S)[kTilesM][kTilesN][4]) {
   T* dst = static_cast<T*>(state) + offset;
   for_each_pair(S, [&](float& x, float& y, int at) { store_pair(dst + at, x, y); });
 }
 
+template <int kTilesM>
 __device__ __forceinline__ void zero(float (&acc)[kTilesM][2][4]) {
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m)
@@ -86,8 +99,9 @@ __device__ __forceinline__ void to_operand(uint32_t (&a)[4], const float (&left)
 }
 
 // acc[v][token] += S tile^T over one block of 16 channels.
-__device__ __forceinline__ void state_product(uint32_t tile, int kb, const uint32_t (&S)[kTilesM][4], const FragAddr& at,
-                                              float (&acc)[kTilesM][2][4]) {
+template <int kTilesM>
+__device__ __forceinline__ void state_product(uint32_t tile, int kb, const uint32_t (&S)[kTilesM][4],
+                                              const FragAddr& at, float (&acc)[kTilesM][2][4]) {
   uint32_t b[4];
   ldmatrix_x4(b, frag_addr(tile, at.cols_first, kb));
 #pragma unroll
@@ -97,12 +111,13 @@ __device__ __forceinline__ void state_product(uint32_t tile, int kb, const uint3
 }
 
 // R = beta (V - Kd S^T) of one m-tile, in fp32.
-__device__ __forceinline__ void residual(const Slot& slot, const ConsumerAddr& at, int m, int lane, float (&acc)[2][4]) {
+template <typename P>
+__device__ __forceinline__ void residual(const Slot<P>& slot, uint32_t v_at, int lane, float (&acc)[2][4]) {
   const int pair = lane & 3;
   const float2 beta[2] = {*reinterpret_cast<const float2*>(slot.extras.beta + 2 * pair),
                           *reinterpret_cast<const float2*>(slot.extras.beta + 8 + 2 * pair)};
   uint32_t v[4];
-  ldmatrix_x4_trans(v, smem_addr(slot.tiles.v) + at.v[m]);
+  ldmatrix_x4_trans(v, smem_addr(slot.tiles.v) + v_at);
 #pragma unroll
   for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -114,19 +129,20 @@ __device__ __forceinline__ void residual(const Slot& slot, const ConsumerAddr& a
 }
 
 // S = S gam + U^T Kt.
-__device__ __forceinline__ void update_state(const Slot& slot, const uint32_t (&u)[kTilesM][4], const ConsumerAddr& at, int lane,
-                                             float (&S)[kTilesM][kTilesN][4]) {
+template <typename P>
+__device__ __forceinline__ void update_state(const Slot<P>& slot, const uint32_t (&u)[P::kTilesM][4],
+                                             const FragAddr& at, int lane, float (&S)[P::kTilesM][kTilesN][4]) {
   const float4* gam = reinterpret_cast<const float4*>(slot.extras.gam + (lane & 3) * kGamGroup);
 #pragma unroll
   for (int jp = 0; jp < kTilesN / 2; ++jp) {
     const float4 decay = gam[jp];
     uint32_t b[4];
-    ldmatrix_x4_trans(b, frag_addr(smem_addr(slot.tiles.g), at.frag.rows_first, jp));
+    ldmatrix_x4_trans(b, frag_addr(smem_addr(slot.tiles.g), at.rows_first, jp));
 #pragma unroll
-    for (int m = 0; m < kTilesM; ++m)
+    for (int m = 0; m < P::kTilesM; ++m)
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        float(&acc)[4] = S[m][2 * jp + n];
+        float (&acc)[4] = S[m][2 * jp + n];
         const float dx = n == 0 ? decay.x : decay.z, dy = n == 0 ? decay.y : decay.w;
         acc[0] *= dx;
         acc[1] *= dy;
@@ -137,29 +153,34 @@ __device__ __forceinline__ void update_state(const Slot& slot, const uint32_t (&
   }
 }
 
-// Output tile through this warp's own columns of the v tile, then 16-byte stores: a lane stores one piece of rows
-// lane/4 and lane/4 + 8.
-__device__ __forceinline__ void write_output(const Slot& slot, const float (&o)[kTilesM][2][4], const ConsumerAddr& at, uint8_t* dst,
-                                             int64_t row_bytes, int valid, int lane) {
+// Output tile through this warp's own columns of the v tile, then 16-byte stores, eight rows apart. `dst` is where this
+// lane's first piece goes.
+template <typename P>
+__device__ __forceinline__ void write_output(const Slot<P>& slot, const float (&o)[P::kTilesM][2][4],
+                                             const ConsumerAddr<P::kTilesM>& at, uint8_t* dst, int64_t row_bytes,
+                                             int valid, int lane) {
 #pragma unroll
-  for (int m = 0; m < kTilesM; ++m) {
+  for (int m = 0; m < P::kTilesM; ++m) {
     uint32_t r[4];
     to_operand(r, o[m][0], o[m][1]);
     stmatrix_x4_trans(smem_addr(slot.tiles.v) + at.v[m], r);
   }
   __syncwarp();
-  const int row = lane >> 2;
+  const int row = out_row<P::kTilesM>(lane);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint4 x = *reinterpret_cast<const uint4*>(slot.tiles.v + at.out + half * 8 * kRowBytes);
-    if (row + half * 8 < valid) *reinterpret_cast<uint4*>(dst + half * 8 * row_bytes) = x;
+  for (int i = 0; i < P::kTilesM; ++i) {
+    const uint4 x = *reinterpret_cast<const uint4*>(slot.tiles.v + at.out + i * 8 * kRowBytes);
+    if (row + 8 * i < valid) *reinterpret_cast<uint4*>(dst + 8 * i * row_bytes) = x;
   }
 }
 
-__device__ __forceinline__ void consume_chunk(const Slot& slot, float (&S)[kTilesM][kTilesN][4], const ConsumerAddr& at, uint8_t* dst,
-                                              int64_t row_bytes, int valid, int lane) {
-  // The second half of Qd S^T waits in registers (its operand, 32 of them) to run while R and U are formed; holding all
-  // of S in bf16 instead would spill.
+template <typename P>
+__device__ __forceinline__ void consume_chunk(const Slot<P>& slot, float (&S)[P::kTilesM][kTilesN][4],
+                                              const ConsumerAddr<P::kTilesM>& at, uint8_t* dst, int64_t row_bytes,
+                                              int valid, int lane) {
+  // The second half of Qd S^T waits in registers (its operand, 16 an m-tile) to run while R and U are formed; holding
+  // all of S in bf16 instead would spill.
+  constexpr int kTilesM = P::kTilesM;
   constexpr int kHeld = kBlocks / 2;
   const uint32_t kd = smem_addr(slot.tiles.k), qd = smem_addr(slot.tiles.q);
   uint32_t held[kHeld][kTilesM][4];
@@ -168,14 +189,14 @@ __device__ __forceinline__ void consume_chunk(const Slot& slot, float (&S)[kTile
   zero(o);
 #pragma unroll
   for (int kb = 0; kb < kBlocks; ++kb) {
-    uint32_t(&s16)[kTilesM][4] = held[kb % kHeld];
+    uint32_t (&s16)[kTilesM][4] = held[kb % kHeld];
 #pragma unroll
     for (int m = 0; m < kTilesM; ++m) to_operand(s16[m], S[m][2 * kb], S[m][2 * kb + 1]);
     state_product(kd, kb, s16, at.frag, r);
     if (kb < kHeld) state_product(qd, kb, s16, at.frag, o);
   }
 #pragma unroll
-  for (int m = 0; m < kTilesM; ++m) residual(slot, at, m, lane, r[m]);
+  for (int m = 0; m < kTilesM; ++m) residual(slot, at.v[m], lane, r[m]);
   const uint4 fa = slot.extras.frag_a[lane];
   const uint2 fb = slot.extras.frag_b[lane];
   uint32_t u[kTilesM][4];
@@ -193,18 +214,20 @@ __device__ __forceinline__ void consume_chunk(const Slot& slot, float (&S)[kTile
     mma_bf16(o[m][0], u[m], fa.w, 0u);
     mma_bf16(o[m][1], u[m], fb.x, fb.y);
   }
-  update_state(slot, u, at, lane, S);
+  update_state(slot, u, at.frag, lane, S);
   write_output(slot, o, at, dst, row_bytes, valid, lane);
 }
 
-__device__ __forceinline__ void consume(const FwdParams& p, const Work& w, SmemArch& smem, int warp, int lane) {
-  if constexpr (kMoveRegisters) set_max_registers_up<kConsumerRegisters>();
+template <typename P>
+__device__ __forceinline__ void consume(const FwdParams& p, const Work& w, Smem<P>& smem, int warp, int lane) {
+  if constexpr (kMoveRegisters<P>) set_max_registers_up<kConsumerRegisters>();
   const int64_t row_bytes = 2 * p.out_stride.token;
-  const ConsumerAddr at = make_consumer_addr(warp, lane);
-  uint8_t* dst = const_cast<uint8_t*>(head_base(p.out, p.out_stride, w, w.head)) + (lane >> 2) * row_bytes +
-                 (warp * kTilesM * 2 + (lane & 3)) * 16;
-  float S[kTilesM][kTilesN][4];
-  const int64_t state_at = state_offset(w, warp, lane);
+  const auto at = make_consumer_addr<P::kTilesM>(warp, lane);
+  uint8_t* dst = const_cast<uint8_t*>(head_base(p.out, p.out_stride, w, w.head)) +
+                 out_row<P::kTilesM>(lane) * row_bytes + (w.rank * P::kRows + warp * P::kTilesM * 16) * 2 +
+                 lane % kPieces<P::kTilesM> * 16;
+  float S[P::kTilesM][kTilesN][4];
+  const int64_t state_at = state_offset<P>(w, warp, lane);
   if (p.initial_state == nullptr)
     for_each_pair(S, [](float& x, float& y, int) { x = y = 0.0f; });
   else if (p.initial_is_bf16)
@@ -212,11 +235,15 @@ __device__ __forceinline__ void consume(const FwdParams& p, const Work& w, SmemA
   else
     load_state_as<float>(p.initial_state, state_at, S);
 
-  RingPosition pos;
+  RingPosition<P> pos;
   for (int left = w.length; left > 0; left -= kChunk) {
     mbarrier_wait(smem_addr(&smem.full[pos.slot]), pos.parity);
-    consume_chunk({smem.tiles[pos.slot], smem.extras[pos.slot]}, S, at, dst, row_bytes, left, lane);
+    consume_chunk(slot_of(smem, pos.slot), S, at, dst, row_bytes, left, lane);
     mbarrier_arrive(smem_addr(&smem.empty[pos.slot]));
+    if constexpr (P::kSplit > 1) {  // tell the block that prepared it
+      const int owner = pos.slot % P::kSplit;
+      if (owner != w.rank && lane == 0) mbarrier_arrive_remote(smem_addr(&smem.empty[pos.slot]), owner);
+    }
     dst += kChunk * row_bytes;
     pos.advance(1);
   }

@@ -11,31 +11,44 @@ constexpr int kChunk = 16;
 constexpr int kDim = 128;  // K = V
 constexpr int kBlocks = kDim / 16;
 constexpr int kWarp = 32;
-constexpr int kConsumerWarps = 4;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNormEps = 1e-6f;
 
-// ---- per architecture ---------------------------------------------------------------------------
-struct Config {
-  int producers;  // warps
-  int slots;      // chunks in flight
-  constexpr int threads() const { return (kConsumerWarps + producers) * kWarp; }
+// ---- plans --------------------------------------------------------------------------------------
+// How the work of one (sequence, value head) is laid out. kSplit blocks, a cluster, share it: each keeps 128 / kSplit
+// rows of the state, prepares every kSplit-th chunk and copies it to the others' shared memory.
+template <int kSplit_, int kProducers_, int kSlots_>
+struct Plan {
+  static constexpr int kSplit = kSplit_;
+  static constexpr int kConsumers = 4;            // warps that hold the state
+  static constexpr int kProducers = kProducers_;  // warps that prepare chunks
+  static constexpr int kSlots = kSlots_;          // chunks in flight
+  static constexpr int kRows = kDim / kSplit;     // state rows of a block
+  static constexpr int kTilesM = kRows / (16 * kConsumers);
+  static constexpr int kWarps = kConsumers + kProducers + 1;  // and one that loads
+  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kStride = kSplit * kProducers;  // from one chunk of a producer to its next
+  static_assert(kStride <= kSlots && kSlots % kSplit == 0, "a slot belongs to one block, and advance() wraps once");
 };
-constexpr Config kConfigLarge{8, 11};  // 227 KB of shared memory a block
-constexpr Config kConfigSmall{4, 4};   // the sm_120 family: 99 KB
+using WholePlanLarge = Plan<1, 7, 11>;  // 227 KB of shared memory a block
+using WholePlanSmall = Plan<1, 3, 4>;   // the sm_120 family: 99 KB
+using SplitPlanLarge = Plan<2, 6, 12>;
+using SplitPlanSmall = Plan<2, 2, 4>;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200 && __CUDA_ARCH__ < 1300
-constexpr Config kConfig = kConfigSmall;
+using WholePlan = WholePlanSmall;
+using SplitPlan = SplitPlanSmall;
 #else
-constexpr Config kConfig = kConfigLarge;
+using WholePlan = WholePlanLarge;
+using SplitPlan = SplitPlanLarge;
 #endif
-// Up to eight warps every thread can have the 225 registers a consumer needs. Beyond, the roles trade: 168 a thread at
-// launch, these after they have parted.
-constexpr bool kMoveRegisters = kConfig.threads() > 256;
+
+// A consumer of the whole plan needs 225 registers; twelve warps have 168 each at launch, and trade.
+template <typename P>
+constexpr bool kMoveRegisters = P::kSplit == 1 && P::kWarps > 8;
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 136;
-static_assert(kConsumerWarps * kConsumerRegisters + kConfigLarge.producers * kProducerRegisters <=
-                  (kConsumerWarps + kConfigLarge.producers) * 168,
-              "the register file of the block");
+static_assert(WholePlanLarge::kWarps == 12 && 4 * kConsumerRegisters + 8 * kProducerRegisters <= 12 * 168,
+              "register file");
 
 // ---- shared memory ------------------------------------------------------------------------------
 // A tile is [16 tokens][128 channels] bf16, as two halves of 64 channels with 128-byte rows whose 16-byte pieces are
@@ -51,11 +64,16 @@ __device__ __forceinline__ int tile_offset(int row, int piece) {
 
 // q, k and g arrive raw and become Qd, Kd and Kt in place: each lane rewrites exactly the words it read. The output
 // later overwrites v, each warp its own columns.
+template <typename P>
 struct Tiles {
-  uint8_t q[kTileBytes], k[kTileBytes], g[kTileBytes], v[kTileBytes];
+  uint8_t q[kTileBytes], k[kTileBytes], g[kTileBytes];
+  uint8_t v[kTileBytes / P::kSplit];  // the columns that are this block's state rows
 };
 
-constexpr int kGamGroup = 36;  // 32 decays of one lane class + 4 floats of padding: four 16-byte reads, four bank groups
+constexpr int kSharedTileBytes = 3 * kTileBytes;  // q, k, g
+
+constexpr int kGamGroup =
+    36;  // 32 decays of one lane class + 4 floats of padding: four 16-byte reads, four bank groups
 
 struct Extras {
   uint4 frag_a[kWarp];  // X - I (three 8x8 blocks), P block (0,0), as mma B fragments
@@ -69,37 +87,45 @@ struct ProducerScratch {
   float2 norm[kChunk];        // 1/|q|*scale, 1/|k|
 };
 
-template <int kProducers, int kSlots>
+template <typename P>
 struct Smem {
-  Tiles tiles[kSlots];
-  Extras extras[kSlots];
-  ProducerScratch scratch[kProducers];
-  uint64_t full[kSlots];
-  uint64_t empty[kSlots];
+  Tiles<P> tiles[P::kSlots];
+  Extras extras[P::kSlots];
+  ProducerScratch scratch[P::kProducers];
+  uint64_t raw[P::kSlots];    // inputs have arrived
+  uint64_t full[P::kSlots];   // operands are ready
+  uint64_t empty[P::kSlots];  // consumers are done, in every block the operands went to
 };
-using SmemArch = Smem<kConfig.producers, kConfig.slots>;
-static_assert(sizeof(Smem<kConfigLarge.producers, kConfigLarge.slots>) <= 227 * 1024, "sm_90 and sm_100 have 227 KB a block");
-static_assert(sizeof(Smem<kConfigSmall.producers, kConfigSmall.slots>) <= 99 * 1024, "sm_120 has 99 KB a block");
+constexpr int kSmemLarge = 227 * 1024, kSmemSmall = 99 * 1024;
+static_assert(sizeof(Smem<WholePlanLarge>) <= kSmemLarge && sizeof(Smem<SplitPlanLarge>) <= kSmemLarge,
+              "sm_90, sm_100");
+static_assert(sizeof(Smem<WholePlanSmall>) <= kSmemSmall && sizeof(Smem<SplitPlanSmall>) <= kSmemSmall, "sm_120");
 
 // One chunk's place in the ring.
+template <typename P>
 struct Slot {
-  Tiles& tiles;
+  Tiles<P>& tiles;
   Extras& extras;
 };
 
+template <typename P>
+__device__ __forceinline__ Slot<P> slot_of(Smem<P>& smem, int i) {
+  return {smem.tiles[i], smem.extras[i]};
+}
+
 // A place in the ring of slots, and the parity of the barrier phase that belongs to this pass over it.
+template <typename P>
 struct RingPosition {
   int slot = 0;
   uint32_t parity = 0;
   __device__ __forceinline__ void advance(int n) {
     slot += n;
-    if (slot >= kConfig.slots) {
-      slot -= kConfig.slots;
+    if (slot >= P::kSlots) {
+      slot -= P::kSlots;
       parity ^= 1;
     }
   }
 };
-static_assert(kConfig.producers <= kConfig.slots, "advance() wraps once");
 
 // ---- fragment addresses -------------------------------------------------------------------------
 // Where this lane's row starts for ldmatrix.x4 over a tile, for the two orders of its four 8x8 matrices:
@@ -133,6 +159,7 @@ __device__ __forceinline__ int gam_index(int channel) {
 
 // ---- the sequence a block works on --------------------------------------------------------------
 struct Work {
+  int rank;             // of this block in its cluster
   int64_t batch;        // row of the batch dimension (0 with cu_seqlens)
   int64_t first_token;  // of the sequence, inside that row
   int length;           // tokens
@@ -147,10 +174,13 @@ __device__ __forceinline__ int64_t read_cu_seqlens(const FwdParams& p, int64_t i
   return x < 0 ? 0 : (x > p.seqlen ? p.seqlen : x);
 }
 
+template <typename P>
 __device__ __forceinline__ Work block_work(const FwdParams& p) {
   Work w;
-  const int64_t n = blockIdx.x / p.heads_v;
-  w.head = static_cast<int>(blockIdx.x % p.heads_v);
+  const unsigned item = blockIdx.x / P::kSplit;
+  const int64_t n = item / p.heads_v;
+  w.rank = static_cast<int>(blockIdx.x % P::kSplit);
+  w.head = static_cast<int>(item % p.heads_v);
   w.state_index = n * p.heads_v + w.head;
   if (p.cu_seqlens != nullptr) {
     const int64_t begin = read_cu_seqlens(p, n), end = read_cu_seqlens(p, n + 1);

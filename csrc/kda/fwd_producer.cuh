@@ -5,17 +5,6 @@
 
 namespace flash_kda {
 
-// 16 rows x 256 bytes into a swizzled tile; rows from `valid` on are zeros.
-__device__ __forceinline__ void load_tile(uint32_t dst, const uint8_t* src, int64_t row_bytes, int valid, int lane) {
-  const int piece = lane & 15;
-#pragma unroll
-  for (int i = 0; i < kChunk / 2; ++i) {
-    const int row = 2 * i + (lane >> 4);
-    const bool ok = row < valid;
-    cp_async_16(dst + tile_offset(row, piece), src + (ok ? row : 0) * row_bytes + piece * 16, ok);
-  }
-}
-
 // Reciprocal norms of the 16 q rows and 16 k rows: the diagonals of q q^T and k k^T on the tensor cores, whose products
 // of bf16 are exact in fp32. An A fragment of a tile is at the same time the B fragment of its transpose.
 __device__ __forceinline__ void compute_norms(uint32_t tile, const uint32_t (&row_piece)[4], float (&squares)[2][4]) {
@@ -32,7 +21,9 @@ __device__ __forceinline__ void compute_norms(uint32_t tile, const uint32_t (&ro
   }
 }
 
-__device__ __forceinline__ void store_norms(const Slot& slot, ProducerScratch& scratch, float scale, const FragAddr& at, int lane) {
+template <typename P>
+__device__ __forceinline__ void store_norms(const Slot<P>& slot, ProducerScratch& scratch, float scale,
+                                            const FragAddr& at, int lane) {
   float q[2][4], k[2][4];
   compute_norms(smem_addr(slot.tiles.q), at.rows_first, q);
   compute_norms(smem_addr(slot.tiles.k), at.rows_first, k);
@@ -45,9 +36,9 @@ __device__ __forceinline__ void store_norms(const Slot& slot, ProducerScratch& s
   scratch.norm[row + 8] = make_float2(rsqrtf(q_bottom + kNormEps) * scale, rsqrtf(k_bottom + kNormEps));
 }
 
-// A lane works on two neighbouring channels at a time, 2 lane and 2 lane + 1 of one half of the tile: one half after the
-// other in a loop that is not unrolled, since with three warps a scheduler the code of both halves no longer fits the
-// instruction cache close to the issue slots.
+// A lane works on two neighbouring channels at a time, 2 lane and 2 lane + 1 of one half of the tile: one half after
+// the other in a loop that is not unrolled, since with three warps a scheduler the code of both halves no longer fits
+// the instruction cache close to the issue slots.
 constexpr int kHalves = 2;
 constexpr int kHalfChannels = kDim / kHalves;
 
@@ -57,9 +48,9 @@ __device__ __forceinline__ int pair_offset(int half, int row, int lane) {
 
 // Gate: log2 decay = bound * sigmoid(exp(A_log) * (g + dt_bias)), as bound / (1 + 2^(slope * g + bias)).
 struct Gate {
-  float slope;          // -exp(A_log) * log2(e)
-  float2 bias[kHalves]; // slope * dt_bias of the lane's channels
-  float bound;          // lower_bound * log2(e)
+  float slope;           // -exp(A_log) * log2(e)
+  float2 bias[kHalves];  // slope * dt_bias of the lane's channels
+  float bound;           // lower_bound * log2(e)
 };
 
 __device__ __forceinline__ Gate make_gate(const FwdParams& p, int head, int lane) {
@@ -94,8 +85,9 @@ __device__ __forceinline__ void cumulative_gate(const uint8_t* g_tile, const Gat
 }
 
 // Raw q, k, g of one half -> Qd, Kd, Kt in place, k^ exp(-G) to scratch, chunk decay to the slot.
-__device__ __forceinline__ void scale_operands(const Slot& slot, ProducerScratch& scratch, const float2 (&G)[kChunk], int half,
-                                               int lane) {
+template <typename P>
+__device__ __forceinline__ void scale_operands(const Slot<P>& slot, ProducerScratch& scratch, const float2 (&G)[kChunk],
+                                               int half, int lane) {
   const float2 gam = make_float2(ex2(G[kChunk - 1].x), ex2(G[kChunk - 1].y));
   *reinterpret_cast<float2*>(slot.extras.gam + gam_index(half * kHalfChannels + 2 * lane)) = gam;
 #pragma unroll
@@ -115,13 +107,14 @@ __device__ __forceinline__ void scale_operands(const Slot& slot, ProducerScratch
 }
 
 // A and P of the chunk in accumulator layout, before masking.
-__device__ __forceinline__ void intra_products(const Slot& slot, const ProducerScratch& scratch, const FragAddr& at,
-                                               float (&A)[2][4], float (&P)[2][4]) {
+template <typename P>
+__device__ __forceinline__ void intra_products(const Slot<P>& slot, const ProducerScratch& scratch, const FragAddr& at,
+                                               float (&A)[2][4], float (&QK)[2][4]) {
   const uint32_t kd = smem_addr(slot.tiles.k), qd = smem_addr(slot.tiles.q), ki = smem_addr(scratch.k_inv);
 #pragma unroll
   for (int n = 0; n < 2; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) A[n][i] = P[n][i] = 0.0f;
+    for (int i = 0; i < 4; ++i) A[n][i] = QK[n][i] = 0.0f;
 #pragma unroll
   for (int kb = 0; kb < kBlocks; ++kb) {
     uint32_t a_k[4], a_q[4], b[4];
@@ -131,7 +124,7 @@ __device__ __forceinline__ void intra_products(const Slot& slot, const ProducerS
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       mma_bf16(A[n], a_k, b[2 * n], b[2 * n + 1]);
-      mma_bf16(P[n], a_q, b[2 * n], b[2 * n + 1]);
+      mma_bf16(QK[n], a_q, b[2 * n], b[2 * n + 1]);
     }
   }
 }
@@ -189,7 +182,9 @@ __device__ __forceinline__ LowerBlocks inverse_unit_lower(const LowerBlocks& L, 
 
 // Masks A and P, inverts, and leaves X - I and P as the B fragments consumers load. Masking selects: entries above the
 // diagonal can be infinite.
-__device__ __forceinline__ void finish_chunk(const Slot& slot, const float (&A)[2][4], const float (&P)[2][4], float beta, int lane) {
+template <typename P>
+__device__ __forceinline__ void finish_chunk(const Slot<P>& slot, const float (&A)[2][4], const float (&QK)[2][4],
+                                             float beta, int lane) {
   const int row = lane >> 2, pair = lane & 3;
   if (lane < kChunk) slot.extras.beta[lane] = beta;
   const float beta_top = __shfl_sync(0xffffffffu, beta, row), beta_bottom = __shfl_sync(0xffffffffu, beta, row + 8);
@@ -201,8 +196,8 @@ __device__ __forceinline__ void finish_chunk(const Slot& slot, const float (&A)[
     L.d0[i] = row > col ? beta_top * A[0][i] : 0.0f;
     L.d1[i] = row > col ? beta_bottom * A[1][2 + i] : 0.0f;
     L.below[i] = beta_bottom * A[0][2 + i];
-    p0[i] = row >= col ? P[0][i] : 0.0f;
-    p1[i] = row >= col ? P[1][2 + i] : 0.0f;
+    p0[i] = row >= col ? QK[0][i] : 0.0f;
+    p1[i] = row >= col ? QK[1][2 + i] : 0.0f;
   }
   LowerBlocks X = inverse_unit_lower(L, lane);
 #pragma unroll
@@ -212,47 +207,14 @@ __device__ __forceinline__ void finish_chunk(const Slot& slot, const float (&A)[
     X.d1[i] = strict ? X.d1[i] : 0.0f;
   }
   slot.extras.frag_a[lane] = make_uint4(pack_bf16(X.d0[0], X.d0[1]), pack_bf16(X.below[0], X.below[1]),
-                                 pack_bf16(X.d1[0], X.d1[1]), pack_bf16(p0[0], p0[1]));
-  slot.extras.frag_b[lane] = make_uint2(pack_bf16(P[0][2], P[0][3]), pack_bf16(p1[0], p1[1]));
+                                        pack_bf16(X.d1[0], X.d1[1]), pack_bf16(p0[0], p0[1]));
+  slot.extras.frag_b[lane] = make_uint2(pack_bf16(QK[0][2], QK[0][3]), pack_bf16(p1[0], p1[1]));
 }
 
-struct ProducerInput {
-  const uint8_t *q, *k, *v, *g;  // first token of the sequence
-  const uint16_t* beta;  // bf16 bits
-  int64_t q_row, k_row, v_row, g_row;  // bytes between tokens
-  int64_t beta_row;                    // elements between tokens
-};
-
-__device__ __forceinline__ ProducerInput producer_input(const FwdParams& p, const Work& w) {
-  const int head_qk = w.head / p.heads_per_group;
-  ProducerInput in;
-  in.q = head_base(p.q, p.q_stride, w, head_qk);
-  in.k = head_base(p.k, p.k_stride, w, head_qk);
-  in.v = head_base(p.v, p.v_stride, w, w.head);
-  in.g = head_base(p.g, p.g_stride, w, w.head);
-  in.beta = reinterpret_cast<const uint16_t*>(head_base(p.beta, p.beta_stride, w, w.head));
-  in.q_row = 2 * p.q_stride.token;
-  in.k_row = 2 * p.k_stride.token;
-  in.v_row = 2 * p.v_stride.token;
-  in.g_row = 2 * p.g_stride.token;
-  in.beta_row = p.beta_stride.token;
-  return in;
-}
-
-// Starts the copies of one chunk; returns this lane's beta logit (lanes 0-15, token = lane), still as raw bits: a
-// conversion here would wait for the load.
-__device__ __forceinline__ uint16_t start_chunk(const Slot& slot, const ProducerInput& in, int chunk, int length, int lane) {
-  const int64_t token = static_cast<int64_t>(chunk) * kChunk;
-  const int valid = length - static_cast<int>(token);
-  load_tile(smem_addr(slot.tiles.q), in.q + token * in.q_row, in.q_row, valid, lane);
-  load_tile(smem_addr(slot.tiles.k), in.k + token * in.k_row, in.k_row, valid, lane);
-  load_tile(smem_addr(slot.tiles.g), in.g + token * in.g_row, in.g_row, valid, lane);
-  load_tile(smem_addr(slot.tiles.v), in.v + token * in.v_row, in.v_row, valid, lane);
-  return lane < kChunk && lane < valid ? in.beta[(token + lane) * in.beta_row] : uint16_t{0};
-}
-
-__device__ __forceinline__ void prepare_chunk(const Slot& slot, ProducerScratch& scratch, const Gate& gate, float scale,
-                                              const FragAddr& at, uint16_t beta_bits, int valid, int lane) {
+template <typename P>
+__device__ __forceinline__ void prepare_chunk(const Slot<P>& slot, ProducerScratch& scratch, const Gate& gate,
+                                              float scale, const FragAddr& at, uint16_t beta_bits, int valid,
+                                              int lane) {
   store_norms(slot, scratch, scale, at, lane);
   __syncwarp();  // norms; also the last reads of raw q and k by other lanes
 #pragma unroll 1
@@ -262,44 +224,54 @@ __device__ __forceinline__ void prepare_chunk(const Slot& slot, ProducerScratch&
     scale_operands(slot, scratch, G, half, lane);
   }
   __syncwarp();  // operands
-  float A[2][4], P[2][4];
-  intra_products(slot, scratch, at, A, P);
+  float A[2][4], QK[2][4];
+  intra_products(slot, scratch, at, A, QK);
   const float logit = bf16_lo(beta_bits);
-  finish_chunk(slot, A, P, lane < valid ? sigmoid_neg_log2(-kLog2e * logit) : 0.0f, lane);
+  finish_chunk(slot, A, QK, lane < valid ? sigmoid_neg_log2(-kLog2e * logit) : 0.0f, lane);
 }
 
-// Producer `warp` prepares chunks warp, warp + producers, ... With enough slots it starts the copies of its next chunk
-// before it works on this one; with fewer the next chunk may need this chunk's slot.
-__device__ __forceinline__ void produce(const FwdParams& p, const Work& w, SmemArch& smem, int warp, int lane) {
-  if constexpr (kMoveRegisters) set_max_registers_down<kProducerRegisters>();
-  constexpr bool kPrefetch = kConfig.slots >= 2 * kConfig.producers;
+// Copies a prepared chunk to the same slot of the other blocks of the cluster, counted by their `full` barriers.
+template <typename P>
+__device__ __forceinline__ void share_chunk(Smem<P>& smem, int slot, int rank, int lane) {
+  fence_async_proxy();
+  __syncwarp();
+  if (lane != 0) return;
+  for (int peer = 0; peer < P::kSplit; ++peer) {
+    if (peer == rank) continue;
+    const uint32_t bar = peer_addr(smem_addr(&smem.full[slot]), peer);
+    const uint32_t tiles = smem_addr(&smem.tiles[slot]), extras = smem_addr(&smem.extras[slot]);
+    bulk_copy_to_peer(peer_addr(tiles, peer), tiles, kSharedTileBytes, bar);
+    bulk_copy_to_peer(peer_addr(extras, peer), extras, sizeof(Extras), bar);
+  }
+}
+
+// Producer `warp` of the block prepares chunks rank + kSplit * (warp + i * kProducers).
+template <typename P>
+__device__ __forceinline__ void produce(const FwdParams& p, const Work& w, Smem<P>& smem, int warp, int lane) {
+  if constexpr (kMoveRegisters<P>) set_max_registers_down<kProducerRegisters>();
   const int chunks = (w.length + kChunk - 1) / kChunk;
-  const ProducerInput in = producer_input(p, w);
   const Gate gate = make_gate(p, w.head, lane);
   const FragAddr at = make_frag_addr(lane);
-
-  RingPosition pos;
-  pos.advance(warp);
-  RingPosition load_pos = pos;
-  auto start = [&](int chunk) {
-    mbarrier_wait(smem_addr(&smem.empty[load_pos.slot]), load_pos.parity ^ 1);
-    const uint16_t beta = start_chunk({smem.tiles[load_pos.slot], smem.extras[load_pos.slot]}, in, chunk, w.length, lane);
-    load_pos.advance(kConfig.producers);
-    return beta;
+  const uint16_t* beta = reinterpret_cast<const uint16_t*>(head_base(p.beta, p.beta_stride, w, w.head));
+  // The logits stay raw bits until they are used: a conversion would wait for the load.
+  auto load_beta = [&](int chunk) {
+    const int64_t token = static_cast<int64_t>(chunk) * kChunk + lane;
+    return lane < kChunk && token < w.length ? beta[token * p.beta_stride.token] : uint16_t{0};
   };
-  uint16_t beta_next = 0;
-  if (kPrefetch && warp < chunks) beta_next = start(warp);
-  cp_async_commit();
-  for (int chunk = warp; chunk < chunks; chunk += kConfig.producers) {
-    uint16_t beta = beta_next;
-    if (!kPrefetch) beta = start(chunk);
-    if (kPrefetch && chunk + kConfig.producers < chunks) beta_next = start(chunk + kConfig.producers);
-    cp_async_commit();
-    cp_async_wait<kPrefetch ? 1 : 0>();
-    __syncwarp();
-    prepare_chunk({smem.tiles[pos.slot], smem.extras[pos.slot]}, smem.scratch[warp], gate, p.scale, at, beta, w.length - chunk * kChunk, lane);
+
+  const int first = w.rank + P::kSplit * warp;
+  RingPosition<P> pos;
+  pos.advance(first);
+  uint16_t beta_next = load_beta(first);
+  for (int chunk = first; chunk < chunks; chunk += P::kStride) {
+    const uint16_t beta_bits = beta_next;
+    beta_next = load_beta(chunk + P::kStride);
+    mbarrier_wait(smem_addr(&smem.raw[pos.slot]), pos.parity);
+    prepare_chunk(slot_of(smem, pos.slot), smem.scratch[warp], gate, p.scale, at, beta_bits, w.length - chunk * kChunk,
+                  lane);
+    if constexpr (P::kSplit > 1) share_chunk(smem, pos.slot, w.rank, lane);
     mbarrier_arrive(smem_addr(&smem.full[pos.slot]));
-    pos.advance(kConfig.producers);
+    pos.advance(P::kStride);
   }
 }
 
