@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import nox
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_venv = "yes"
+# nox 2026.10 reuses an environment that another Python made, so each Python gets a folder of its own.
+nox.options.envdir = f".nox/py{sys.version_info.major}.{sys.version_info.minor}"
 nox.options.sessions = ["lint", "build_wheels", "tests"]
 
 
@@ -50,7 +54,7 @@ def gpu_tests(session: nox.Session) -> None:
 
 @nox.session
 def import_matrix(session: nox.Session) -> None:
-    """Import the wheels under other Pythons without a GPU: ``-- --python 3.12`` (version or path)."""
+    """Use the wheels under every Python of the matrix, without a GPU; ``-- --python 3.12`` for one."""
     call(session, "import_check")
 
 

@@ -176,7 +176,10 @@ def release(label: str, archs: str | None, out: Path) -> Path:
     wheel = build_row(label, archs, out / "unverified")
     wheels.verify(wheel, archs, out / "reports")
     import_check.check(wheel)
-    return wheel.replace(out / wheel.name)
+    done = wheel.replace(out / wheel.name)
+    if not any(wheel.parent.iterdir()):
+        wheel.parent.rmdir()
+    return done
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Installs wheels beside a torch without a GPU and uses them: ``python -m ci.import_check [--python 3.12]
-[FILE ...]``.
+"""Installs wheels beside a torch without a GPU and uses them.
+
+``python -m ci.import_check [--python 3.12] [FILE ...]``; without ``--python``, every Python of the matrix.
 
 Shows that one wheel serves another Python, that it loads without CUDA, that the reference backend answers,
 and that an error thrown in C++ arrives as a Python exception (a library with its own copy of libgcc aborts
@@ -15,18 +16,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ci import wheels
+from ci import matrix, wheels
 from ci.errors import AbiError, ConfigError, MetadataError, run_cli
-from ci.process import run
+from ci.process import CONSOLE, run
 from ci.venv import Venv, checks
 
 PROBE = Path(__file__).with_name("import_probe.py")
 
 
-def interpreter(given: str | None) -> Path:
-    """The Python meant by ``3.12`` or a path (None: the running one); ConfigError when there is none."""
-    if given is None:
-        return Path(sys.executable)
+def interpreter(given: str) -> Path:
+    """The Python meant by ``3.12`` or a path; ConfigError when there is none."""
     found = given if os.sep in given else shutil.which(f"python{given}")
     if found is None or not Path(found).expanduser().is_file():
         raise ConfigError(
@@ -52,7 +51,10 @@ def check(wheel: Path, python: Path | None = None) -> None:
         }
         command = [tools.python, PROBE, site]
         hint = "the last line above names what failed; python -m ci.verify WHEEL shows what the library needs"
-        run(command, title=f"using {wheel.name}", error=AbiError, hint=hint, cwd=Path(scratch), env=env)
+        said = run(
+            command, title=f"using {wheel.name}", error=AbiError, hint=hint, cwd=Path(scratch), env=env
+        )
+    CONSOLE.print(f"[green]{said.splitlines()[-1]}[/green]")
 
 
 def _install(wheel: Path, site: Path, tools: Venv) -> None:
@@ -75,11 +77,16 @@ def main() -> int:
         prog="python -m ci.import_check", description="Import wheels without a GPU."
     )
     parser.add_argument("wheel", type=Path, nargs="*", help="default: all in wheels/")
-    parser.add_argument("--python", help="version such as 3.12, or the path of an interpreter")
+    parser.add_argument(
+        "--python",
+        action="append",
+        help="version such as 3.12, or the path of an interpreter (default: the matrix's)",
+    )
     given = parser.parse_args()
-    python = interpreter(given.python)
-    for wheel in given.wheel or wheels.built():
-        check(wheel.resolve(), python)
+    pythons = [interpreter(name) for name in given.python or matrix.load().test_python]
+    for python in pythons:
+        for wheel in given.wheel or wheels.built():
+            check(wheel.resolve(), python)
     return 0
 
 
