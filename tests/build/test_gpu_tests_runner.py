@@ -8,13 +8,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from handmade import MakeWheel
 
 from ci import gpu_tests, matrix
 from ci.archs import arch
 from ci.errors import ConfigError, GpuTestError, MetadataError, TargetMismatchError
+
+if TYPE_CHECKING:
+    from handmade import MakeWheel
 
 pytest_plugins = ["handmade"]
 HOPPER = arch.KERNEL_TARGETS[0].target

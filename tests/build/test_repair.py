@@ -7,13 +7,16 @@ import csv
 import hashlib
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from handmade import MakeLibrary, MakeWheel
 
 from ci import repair
 from ci.errors import ConfigError, MetadataError, PlatformError
 from ci.venv import Venv
+
+if TYPE_CHECKING:
+    from handmade import MakeLibrary, MakeWheel
 
 pytest_plugins = ["handmade"]
 EPOCH = 1_700_000_000

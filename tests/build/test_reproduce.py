@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from handmade import MakeLibrary, MakeWheel
 
 from ci import build, reproduce
 from ci.errors import ConfigError, ReproducibilityError
+
+if TYPE_CHECKING:
+    from handmade import MakeLibrary, MakeWheel
 
 pytest_plugins = ["handmade"]
 FILES = {"flash_kda/__init__.py": "a = 1\n"}

@@ -7,13 +7,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from handmade import MakeLibrary
 
 from ci import sysroot, torch_stubs
 from ci.errors import ToolchainError
 from ci.venv import Venv
+
+if TYPE_CHECKING:
+    from handmade import MakeLibrary
 
 pytest_plugins = ["handmade"]
 # What drags in newer symbols with GCC 12 and C++20; atexit needs libc_nonshared.a.
