@@ -7,6 +7,7 @@
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
@@ -170,7 +171,19 @@ void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tens
   p.lower_bound = static_cast<float>(lower_bound);
 
   torch::stable::accelerator::DeviceGuard guard(device);
-  const cudaError_t error = launch_fwd(p, current_stream(device));
+  int sms = 0;
+  STD_TORCH_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) == cudaSuccess,
+                  "flash_kda.fwd: no device attributes for device ", device);
+  const FwdPlan plan = plan_fwd(p.num_sequences, batch * tokens, p.heads_v, sms);
+  OptionalTensor workspace;
+  if (plan.segment_chunks > 0) {
+    workspace = torch::stable::new_empty(q, {2, plan.max_segments, heads_v, kDim, kDim}, ScalarType::Float);
+    p.segment_chunks = plan.segment_chunks;
+    p.max_segments = plan.max_segments;
+    p.transitions = static_cast<float*>(workspace->data_ptr());
+    p.offsets = p.transitions + plan.max_segments * heads_v * kDim * kDim;
+  }
+  const cudaError_t error = launch_fwd(p, plan, current_stream(device));
   STD_TORCH_CHECK(error == cudaSuccess, "flash_kda.fwd: launch failed: ", cudaGetErrorString(error));
 }
 

@@ -37,8 +37,23 @@ struct FwdParams {
   int heads_per_group;    // HV / H
   float scale;
   float lower_bound;
+
+  // Segment scan: with segment_chunks > 0 every sequence is cut into segments of so many chunks of 16 tokens. Segments
+  // are numbered through all sequences, at most max_segments; [max_segments, HV, 128, 128] each, fp32:
+  int segment_chunks;
+  int64_t max_segments;
+  float* transitions;  // what a segment does to a state that enters it (a sequence's first: its initial state)
+  float* offsets;      // the state it leaves when it starts from zero; after the scan, the state that leaves it
 };
 
-cudaError_t launch_fwd(const FwdParams& p, cudaStream_t stream);
+// How a call is laid out on a GPU with `sms` multiprocessors; pure, so that it can be planned before workspace exists.
+struct FwdPlan {
+  bool split;          // a cluster of two blocks a head
+  int segment_chunks;  // 0: no segments
+  int64_t max_segments;
+};
+FwdPlan plan_fwd(int64_t num_sequences, int64_t total_tokens, int heads_v, int sms);
+
+cudaError_t launch_fwd(const FwdParams& p, const FwdPlan& plan, cudaStream_t stream);
 
 }  // namespace flash_kda

@@ -59,13 +59,14 @@ __device__ __forceinline__ void for_each_pair(float (&S)[kTilesM][kTilesN][4], F
         f(S[m][j][2 * half], S[m][j][2 * half + 1], (m * 16 + half * 8) * kDim + 8 * j);
 }
 
+// This lane's first element in a [128, 128] state.
 template <typename P>
-__device__ __forceinline__ int64_t state_offset(const Work& w, int warp, int lane) {
-  return (w.state_index * kDim + w.rank * P::kRows + warp * P::kTilesM * 16 + (lane >> 2)) * kDim + 2 * (lane & 3);
+__device__ __forceinline__ int state_offset(const Work& w, int warp, int lane) {
+  return (w.rank * P::kRows + warp * P::kTilesM * 16 + (lane >> 2)) * kDim + 2 * (lane & 3);
 }
 
 template <typename T, int kTilesM>
-__device__ __forceinline__ void load_state_as(const void* state, int64_t offset, float (&S)[kTilesM][kTilesN][4]) {
+__device__ __forceinline__ void load_state_as(const void* state, int offset, float (&S)[kTilesM][kTilesN][4]) {
   const T* src = static_cast<const T*>(state) + offset;
   for_each_pair(S, [&](float& x, float& y, int at) {
     const float2 pair = load_pair(src + at);
@@ -75,8 +76,8 @@ __device__ __forceinline__ void load_state_as(const void* state, int64_t offset,
 }
 
 template <typename T, int kTilesM>
-__device__ __forceinline__ void store_state_as(void* state, int64_t offset, float (&S)[kTilesM][kTilesN][4]) {
-  T* dst = static_cast<T*>(state) + offset;
+__device__ __forceinline__ void store_state_as(const void* state, int offset, float (&S)[kTilesM][kTilesN][4]) {
+  T* dst = const_cast<T*>(static_cast<const T*>(state)) + offset;
   for_each_pair(S, [&](float& x, float& y, int at) { store_pair(dst + at, x, y); });
 }
 
@@ -193,7 +194,7 @@ __device__ __forceinline__ void consume_chunk(const Slot<P>& slot, float (&S)[P:
 #pragma unroll
     for (int m = 0; m < kTilesM; ++m) to_operand(s16[m], S[m][2 * kb], S[m][2 * kb + 1]);
     state_product(kd, kb, s16, at.frag, r);
-    if (kb < kHeld) state_product(qd, kb, s16, at.frag, o);
+    if (P::kOutput && kb < kHeld) state_product(qd, kb, s16, at.frag, o);
   }
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m) residual(slot, at.v[m], lane, r[m]);
@@ -206,8 +207,10 @@ __device__ __forceinline__ void consume_chunk(const Slot<P>& slot, float (&S)[P:
     mma_bf16(r[m][0], u[m], fa.x, 0u);  // U = R + (X - I) R
     mma_bf16(r[m][1], u[m], fa.y, fa.z);
   }
+  if constexpr (P::kOutput) {
 #pragma unroll
-  for (int kb = kHeld; kb < kBlocks; ++kb) state_product(qd, kb, held[kb % kHeld], at.frag, o);
+    for (int kb = kHeld; kb < kBlocks; ++kb) state_product(qd, kb, held[kb % kHeld], at.frag, o);
+  }
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m) {
     to_operand(u[m], r[m][0], r[m][1]);
@@ -215,7 +218,7 @@ __device__ __forceinline__ void consume_chunk(const Slot<P>& slot, float (&S)[P:
     mma_bf16(o[m][1], u[m], fb.x, fb.y);
   }
   update_state(slot, u, at.frag, lane, S);
-  write_output(slot, o, at, dst, row_bytes, valid, lane);
+  if constexpr (P::kOutput) write_output(slot, o, at, dst, row_bytes, valid, lane);
 }
 
 template <typename P>
@@ -227,13 +230,19 @@ __device__ __forceinline__ void consume(const FwdParams& p, const Work& w, Smem<
                  out_row<P::kTilesM>(lane) * row_bytes + (w.rank * P::kRows + warp * P::kTilesM * 16) * 2 +
                  lane % kPieces<P::kTilesM> * 16;
   float S[P::kTilesM][kTilesN][4];
-  const int64_t state_at = state_offset<P>(w, warp, lane);
-  if (p.initial_state == nullptr)
+  const int offset = state_offset<P>(w, warp, lane);
+  if (w.transition)
+    for_each_pair(S, [&](float& x, float& y, int at) {
+      const int row = (offset + at) / kDim, column = (offset + at) % kDim;
+      x = row == column ? 1.0f : 0.0f;
+      y = row == column + 1 ? 1.0f : 0.0f;
+    });
+  else if (w.initial.data == nullptr)
     for_each_pair(S, [](float& x, float& y, int) { x = y = 0.0f; });
-  else if (p.initial_is_bf16)
-    load_state_as<__nv_bfloat16>(p.initial_state, state_at, S);
+  else if (w.initial.bf16)
+    load_state_as<__nv_bfloat16>(w.initial.data, offset, S);
   else
-    load_state_as<float>(p.initial_state, state_at, S);
+    load_state_as<float>(w.initial.data, offset, S);
 
   RingPosition<P> pos;
   for (int left = w.length; left > 0; left -= kChunk) {
@@ -248,11 +257,12 @@ __device__ __forceinline__ void consume(const FwdParams& p, const Work& w, Smem<
     pos.advance(1);
   }
 
-  if (p.final_state == nullptr) return;
-  if (p.final_is_bf16)
-    store_state_as<__nv_bfloat16>(p.final_state, state_at, S);
+  const StateRef final = smem.final;
+  if (final.data == nullptr) return;
+  if (final.bf16)
+    store_state_as<__nv_bfloat16>(final.data, offset, S);
   else
-    store_state_as<float>(p.final_state, state_at, S);
+    store_state_as<float>(final.data, offset, S);
 }
 
 }  // namespace flash_kda

@@ -17,8 +17,9 @@ constexpr float kNormEps = 1e-6f;
 // ---- plans --------------------------------------------------------------------------------------
 // How the work of one (sequence, value head) is laid out. kSplit blocks, a cluster, share it: each keeps 128 / kSplit
 // rows of the state, prepares every kSplit-th chunk and copies it to the others' shared memory.
-template <int kSplit_, int kProducers_, int kSlots_>
+template <int kSplit_, int kProducers_, int kSlots_, bool kOutput_ = true>
 struct Plan {
+  static constexpr bool kOutput = kOutput_;  // false: only states are wanted, so no q, Qd, P
   static constexpr int kSplit = kSplit_;
   static constexpr int kConsumers = 4;            // warps that hold the state
   static constexpr int kProducers = kProducers_;  // warps that prepare chunks
@@ -32,14 +33,18 @@ struct Plan {
 };
 using WholePlanLarge = Plan<1, 7, 11>;  // 227 KB of shared memory a block
 using WholePlanSmall = Plan<1, 3, 4>;   // the sm_120 family: 99 KB
+using StatePlanLarge = Plan<1, 7, 11, false>;
+using StatePlanSmall = Plan<1, 3, 4, false>;
 using SplitPlanLarge = Plan<2, 6, 12>;
 using SplitPlanSmall = Plan<2, 2, 4>;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200 && __CUDA_ARCH__ < 1300
 using WholePlan = WholePlanSmall;
+using StatePlan = StatePlanSmall;
 using SplitPlan = SplitPlanSmall;
 #else
 using WholePlan = WholePlanLarge;
+using StatePlan = StatePlanLarge;
 using SplitPlan = SplitPlanLarge;
 #endif
 
@@ -87,6 +92,11 @@ struct ProducerScratch {
   float2 norm[kChunk];        // 1/|q|*scale, 1/|k|
 };
 
+struct StateRef {
+  const void* data;  // [128, 128], or null for zeros (reading) or nowhere (writing)
+  bool bf16;
+};
+
 template <typename P>
 struct Smem {
   Tiles<P> tiles[P::kSlots];
@@ -95,6 +105,7 @@ struct Smem {
   uint64_t raw[P::kSlots];    // inputs have arrived
   uint64_t full[P::kSlots];   // operands are ready
   uint64_t empty[P::kSlots];  // consumers are done, in every block the operands went to
+  StateRef final;             // where the state goes; here, since consumers have no register to spare meanwhile
 };
 constexpr int kSmemLarge = 227 * 1024, kSmemSmall = 99 * 1024;
 static_assert(sizeof(Smem<WholePlanLarge>) <= kSmemLarge && sizeof(Smem<SplitPlanLarge>) <= kSmemLarge,
@@ -157,14 +168,15 @@ __device__ __forceinline__ int gam_index(int channel) {
   return ((channel & 7) >> 1) * kGamGroup + (channel >> 3) * 2 + (channel & 1);
 }
 
-// ---- the sequence a block works on --------------------------------------------------------------
+// ---- what a block works on ----------------------------------------------------------------------
 struct Work {
   int rank;             // of this block in its cluster
-  int64_t batch;        // row of the batch dimension (0 with cu_seqlens)
-  int64_t first_token;  // of the sequence, inside that row
-  int length;           // tokens
   int head;             // value head
-  int64_t state_index;  // n * HV + head
+  int64_t batch;        // row of the batch dimension (0 with cu_seqlens)
+  int64_t first_token;  // inside that row
+  int length;           // tokens; negative when there is nothing to do
+  StateRef initial, final;
+  bool transition;  // start from the identity and take v as zero: the end state is the segment's transition matrix
 };
 
 __device__ __forceinline__ int64_t read_cu_seqlens(const FwdParams& p, int64_t i) {
@@ -174,24 +186,125 @@ __device__ __forceinline__ int64_t read_cu_seqlens(const FwdParams& p, int64_t i
   return x < 0 ? 0 : (x > p.seqlen ? p.seqlen : x);
 }
 
+struct Sequence {
+  int64_t index, batch, first_token;
+  int length;
+};
+
+__device__ __forceinline__ Sequence sequence(const FwdParams& p, int64_t n) {
+  if (p.cu_seqlens == nullptr) return {n, n, 0, static_cast<int>(p.seqlen)};
+  const int64_t begin = read_cu_seqlens(p, n), end = read_cu_seqlens(p, n + 1);
+  return {n, 0, begin, static_cast<int>(end > begin ? end - begin : 0)};
+}
+
+__device__ __forceinline__ int segment_count(const FwdParams& p, int length) {
+  const int chunks = (length + kChunk - 1) / kChunk;
+  return chunks == 0 ? 1 : (chunks + p.segment_chunks - 1) / p.segment_chunks;
+}
+
+struct Segment {
+  Sequence seq;
+  int place, count;  // this one, and how many the sequence has; count 0: no such segment
+};
+
+// Finds segment `index` of the whole batch. Every lane of a warp takes one sequence; the warps of a block do the same
+// work.
+__device__ __forceinline__ Segment find_segment(const FwdParams& p, unsigned index) {
+  if (p.cu_seqlens == nullptr) {
+    const unsigned count = segment_count(p, static_cast<int>(p.seqlen));
+    const unsigned n = index / count;
+    if (n >= p.num_sequences) return {{}, 0, 0};
+    return {sequence(p, n), static_cast<int>(index % count), static_cast<int>(count)};
+  }
+  const int lane = threadIdx.x % kWarp;
+  int64_t before = 0;
+  for (int64_t base = 0; base < p.num_sequences; base += kWarp) {
+    const int64_t n = base + lane;
+    const int count = n < p.num_sequences ? segment_count(p, sequence(p, n).length) : 0;
+    int sum = count;  // inclusive prefix sum over the lanes
+#pragma unroll
+    for (int d = 1; d < kWarp; d *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, sum, d);
+      if (lane >= d) sum += other;
+    }
+    const unsigned reached = __ballot_sync(0xffffffffu, before + sum > index);
+    if (reached != 0) {
+      const int found = __ffs(reached) - 1;
+      const int found_count = __shfl_sync(0xffffffffu, count, found);
+      const int found_sum = __shfl_sync(0xffffffffu, sum, found);
+      return {sequence(p, base + found), static_cast<int>(index - before) - (found_sum - found_count), found_count};
+    }
+    before += __shfl_sync(0xffffffffu, sum, kWarp - 1);
+  }
+  return {{}, 0, 0};
+}
+
+__device__ __forceinline__ const void* state_at(const void* base, bool bf16, int64_t index) {
+  return base == nullptr ? nullptr : static_cast<const uint8_t*>(base) + index * kDim * kDim * (bf16 ? 2 : 4);
+}
+
+__device__ __forceinline__ StateRef user_initial(const FwdParams& p, int64_t n, int head) {
+  return {state_at(p.initial_state, p.initial_is_bf16, n * p.heads_v + head), p.initial_is_bf16};
+}
+
+__device__ __forceinline__ StateRef user_final(const FwdParams& p, int64_t n, int head) {
+  return {state_at(p.final_state, p.final_is_bf16, n * p.heads_v + head), p.final_is_bf16};
+}
+
+// The state pass. Task 0 runs a segment from zero (the first from the initial state) for its end state; task 1 from the
+// identity without v for its transition. The last segment needs neither. The first has no use for a transition; its
+// place takes a copy of the initial state, since final_state may be the same memory and the output pass writes it.
+__device__ __forceinline__ void set_state_task(const FwdParams& p, const Segment& s, int64_t index, int task, Work& w) {
+  const int64_t at = index * p.heads_v + w.head;
+  const bool first = s.place == 0;
+  w.transition = task == 1 && !first;
+  w.initial = first ? user_initial(p, s.seq.index, w.head) : StateRef{nullptr, false};
+  w.final = {state_at(task == 0 ? p.offsets : p.transitions, false, at), false};
+  if (task == 1 && first) w.length = 0;
+  if (s.place == s.count - 1) w.length = -1;
+}
+
+// The output pass: a segment starts from the state that left the one before.
+__device__ __forceinline__ void set_output_task(const FwdParams& p, const Segment& s, int64_t index, Work& w) {
+  const bool first = s.place == 0, last = s.place == s.count - 1;
+  w.transition = false;
+  if (first && last)
+    w.initial = user_initial(p, s.seq.index, w.head);
+  else
+    w.initial = {state_at(first ? p.transitions : p.offsets, false, (first ? index : index - 1) * p.heads_v + w.head),
+                 false};
+  w.final = last ? user_final(p, s.seq.index, w.head) : StateRef{nullptr, false};
+}
+
 template <typename P>
 __device__ __forceinline__ Work block_work(const FwdParams& p) {
   Work w;
-  const unsigned item = blockIdx.x / P::kSplit;
-  const int64_t n = item / p.heads_v;
   w.rank = static_cast<int>(blockIdx.x % P::kSplit);
+  unsigned item = blockIdx.x / P::kSplit;  // 32 bits: a 64-bit division is a function call
   w.head = static_cast<int>(item % p.heads_v);
-  w.state_index = n * p.heads_v + w.head;
-  if (p.cu_seqlens != nullptr) {
-    const int64_t begin = read_cu_seqlens(p, n), end = read_cu_seqlens(p, n + 1);
-    w.batch = 0;
-    w.first_token = begin;
-    w.length = static_cast<int>(end > begin ? end - begin : 0);
-  } else {
-    w.batch = n;
-    w.first_token = 0;
-    w.length = static_cast<int>(p.seqlen);
+  item /= p.heads_v;
+  if (P::kOutput && p.segment_chunks == 0) {
+    const Sequence s = sequence(p, item);
+    w.batch = s.batch;
+    w.first_token = s.first_token;
+    w.length = s.length;
+    w.transition = false;
+    w.initial = user_initial(p, item, w.head);
+    w.final = user_final(p, item, w.head);
+    return w;
   }
+  const int task = P::kOutput ? 0 : static_cast<int>(item % 2);
+  if (!P::kOutput) item /= 2;
+  const Segment s = find_segment(p, item);
+  const int span = p.segment_chunks * kChunk;
+  w.batch = s.seq.batch;
+  w.first_token = s.seq.first_token + static_cast<int64_t>(s.place) * span;
+  w.length = s.count == 0 ? -1 : min(span, s.seq.length - s.place * span);
+  if (s.count == 0) return w;
+  if (P::kOutput)
+    set_output_task(p, s, item, w);
+  else
+    set_state_task(p, s, item, task, w);
   return w;
 }
 

@@ -41,14 +41,14 @@ __device__ __forceinline__ void load(const FwdParams& p, const Work& w, Smem<P>&
   for (int left = w.length; left > 0; left -= kChunk, ++chunk) {
     mbarrier_wait(smem_addr(&smem.empty[pos.slot]), pos.parity ^ 1);
     const Slot<P> slot = slot_of(smem, pos.slot);
-    load_tile<16 / P::kSplit>(smem_addr(slot.tiles.v), v, chunk, left, lane);
+    load_tile<16 / P::kSplit>(smem_addr(slot.tiles.v), v, chunk, w.transition ? 0 : left, lane);
     if (P::kSplit > 1 && pos.slot % P::kSplit != w.rank) {
       // A peer prepares this chunk; its copies complete `full` together with v.
       if (lane == 0) mbarrier_expect_bytes(smem_addr(&smem.full[pos.slot]), kSharedTileBytes + sizeof(Extras));
       __syncwarp();
       cp_async_arrive(smem_addr(&smem.full[pos.slot]));
     } else {
-      load_tile<16>(smem_addr(slot.tiles.q), q, chunk, left, lane);
+      if (P::kOutput) load_tile<16>(smem_addr(slot.tiles.q), q, chunk, left, lane);
       load_tile<16>(smem_addr(slot.tiles.k), k, chunk, left, lane);
       load_tile<16>(smem_addr(slot.tiles.g), g, chunk, left, lane);
       cp_async_arrive(smem_addr(&smem.raw[pos.slot]));

@@ -24,8 +24,8 @@ __device__ __forceinline__ void compute_norms(uint32_t tile, const uint32_t (&ro
 template <typename P>
 __device__ __forceinline__ void store_norms(const Slot<P>& slot, ProducerScratch& scratch, float scale,
                                             const FragAddr& at, int lane) {
-  float q[2][4], k[2][4];
-  compute_norms(smem_addr(slot.tiles.q), at.rows_first, q);
+  float q[2][4] = {}, k[2][4];
+  if constexpr (P::kOutput) compute_norms(smem_addr(slot.tiles.q), at.rows_first, q);
   compute_norms(smem_addr(slot.tiles.k), at.rows_first, k);
   const int row = lane >> 2;
   if ((lane & 3) != row >> 1) return;  // the lane that holds the diagonal of rows `row` and `row + 8`
@@ -99,7 +99,7 @@ __device__ __forceinline__ void scale_operands(const Slot<P>& slot, ProducerScra
     const float2 decay = make_float2(ex2(G[t].x), ex2(G[t].y));
     const float2 kn = make_float2(bf16_lo(k) * norm.y, bf16_hi(k) * norm.y);
     const float2 ki = make_float2(kn.x * ex2(-G[t].x), kn.y * ex2(-G[t].y));
-    q = pack_bf16(bf16_lo(q) * norm.x * decay.x, bf16_hi(q) * norm.x * decay.y);
+    if constexpr (P::kOutput) q = pack_bf16(bf16_lo(q) * norm.x * decay.x, bf16_hi(q) * norm.x * decay.y);
     k = pack_bf16(kn.x * decay.x, kn.y * decay.y);
     *reinterpret_cast<uint32_t*>(slot.tiles.g + off) = pack_bf16(ki.x * gam.x, ki.y * gam.y);
     *reinterpret_cast<uint32_t*>(scratch.k_inv + off) = pack_bf16(ki.x, ki.y);
@@ -120,11 +120,11 @@ __device__ __forceinline__ void intra_products(const Slot<P>& slot, const Produc
     uint32_t a_k[4], a_q[4], b[4];
     ldmatrix_x4(b, frag_addr(ki, at.cols_first, kb));
     ldmatrix_x4(a_k, frag_addr(kd, at.rows_first, kb));
-    ldmatrix_x4(a_q, frag_addr(qd, at.rows_first, kb));
+    if constexpr (P::kOutput) ldmatrix_x4(a_q, frag_addr(qd, at.rows_first, kb));
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       mma_bf16(A[n], a_k, b[2 * n], b[2 * n + 1]);
-      mma_bf16(QK[n], a_q, b[2 * n], b[2 * n + 1]);
+      if constexpr (P::kOutput) mma_bf16(QK[n], a_q, b[2 * n], b[2 * n + 1]);
     }
   }
 }

@@ -1,0 +1,134 @@
+// Chains segments: S_in(j+1) = S_in(j) M_j + B_j, with M_j the transition and B_j the offset of segment j. A block
+// takes 16 rows of one head's state, which no other block needs, and walks its sequence's segments.
+#pragma once
+
+#include "fwd_layout.cuh"
+
+namespace flash_kda {
+
+constexpr int kScanRows = 16;
+constexpr int kScanWarps = 4;
+constexpr int kScanThreads = kScanWarps * kWarp;
+constexpr int kScanTiles = kDim / 8 / kScanWarps;  // n-tiles of a warp
+constexpr int kScanPitch = kDim + 8;               // floats a row: 4 rows x 8 columns of a B fragment hit 32 banks
+constexpr int kScanDepth = kDim / 2;               // rows of a transition in a stage
+constexpr int kScanStagesLarge = 6, kScanStagesSmall = 2;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200 && __CUDA_ARCH__ < 1300
+constexpr int kScanStages = kScanStagesSmall;
+#else
+constexpr int kScanStages = kScanStagesLarge;
+#endif
+
+template <int kStages>
+struct ScanSmem {
+  float transition[kStages][kScanDepth][kScanPitch];
+  float state[kScanRows][kScanPitch];
+};
+static_assert(sizeof(ScanSmem<kScanStagesLarge>) <= kSmemLarge && sizeof(ScanSmem<kScanStagesSmall>) <= kSmemSmall);
+
+__device__ __forceinline__ uint32_t to_tf32(float x) {
+  uint32_t y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void start_transition(float (&dst)[kScanDepth][kScanPitch], const float* src) {
+#pragma unroll 8
+  for (int i = threadIdx.x; i < kScanDepth * kDim / 4; i += kScanThreads)
+    cp_async_16(smem_addr(&dst[i / (kDim / 4)][i % (kDim / 4) * 4]), src + i * 4, true);
+}
+
+// First segment of sequence n.
+__device__ __forceinline__ int64_t first_segment(const FwdParams& p, int64_t n) {
+  if (p.cu_seqlens == nullptr) return n * segment_count(p, static_cast<int>(p.seqlen));
+  int sum = 0;
+  const int lane = threadIdx.x % kWarp;
+  for (int64_t m = lane; m < n; m += kWarp) sum += segment_count(p, sequence(p, m).length);
+  return __reduce_add_sync(0xffffffffu, sum);
+}
+
+// acc += state . transition for this warp's columns and half of the sum, in tf32. Accumulator columns 2t and 2t+1 stand
+// at k = t and t+4 of the A operand, so rows 2t and 2t+1 of B do too.
+__device__ __forceinline__ void multiply(const ScanSmem<kScanStages>& smem, int stage, int half, int warp, int lane,
+                                         float (&acc)[kScanTiles][4]) {
+  const int row = lane >> 2, pair = lane & 3;
+#pragma unroll
+  for (int kb = 0; kb < kScanDepth / 8; ++kb) {
+    const float2 top = *reinterpret_cast<const float2*>(&smem.state[row][half * kScanDepth + kb * 8 + 2 * pair]);
+    const float2 bottom = *reinterpret_cast<const float2*>(&smem.state[row + 8][half * kScanDepth + kb * 8 + 2 * pair]);
+    const uint32_t a[4] = {to_tf32(top.x), to_tf32(bottom.x), to_tf32(top.y), to_tf32(bottom.y)};
+#pragma unroll
+    for (int n = 0; n < kScanTiles; ++n) {
+      const int column = (warp * kScanTiles + n) * 8 + row;
+      mma_tf32(acc[n], a, to_tf32(smem.transition[stage][kb * 8 + 2 * pair][column]),
+               to_tf32(smem.transition[stage][kb * 8 + 2 * pair + 1][column]));
+    }
+  }
+}
+
+// Calls f(accumulator pair, row, column) for what a lane holds of the block's [16, 128] state.
+template <typename F>
+__device__ __forceinline__ void for_each_acc(float (&acc)[kScanTiles][4], int warp, int lane, F f) {
+#pragma unroll
+  for (int t = 0; t < kScanTiles; ++t)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      f(acc[t][2 * half], acc[t][2 * half + 1], (lane >> 2) + 8 * half, (warp * kScanTiles + t) * 8 + 2 * (lane & 3));
+}
+
+__device__ __forceinline__ void scan_segments(const FwdParams& p) {
+  extern __shared__ __align__(128) uint8_t smem_raw[];
+  ScanSmem<kScanStages>& smem = *reinterpret_cast<ScanSmem<kScanStages>*>(smem_raw);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  constexpr int kParts = kDim / kScanRows;
+  const int part = blockIdx.x % kParts;
+  const int head = blockIdx.x / kParts % p.heads_v;
+  const int64_t n = blockIdx.x / kParts / p.heads_v;
+  const int count = segment_count(p, sequence(p, n).length);
+  if (count < 3) return;
+  const int64_t first = first_segment(p, n);
+  auto offset_at = [&](int j) {
+    return p.offsets + ((first + j) * p.heads_v + head) * kDim * kDim + part * kScanRows * kDim;
+  };
+  auto transition_at = [&](int j) { return p.transitions + ((first + j) * p.heads_v + head) * kDim * kDim; };
+
+  // Half transitions stream through the stages, kScanStages - 1 ahead of the product.
+  const int halves = 2 * (count - 2);
+  auto start = [&](int i) {
+    if (i < halves)
+      start_transition(smem.transition[i % kScanStages], transition_at(1 + i / 2) + i % 2 * kScanDepth * kDim);
+    cp_async_commit();
+  };
+  for (int i = 0; i < kScanStages - 1; ++i) start(i);
+  for (int i = threadIdx.x; i < kScanRows * kDim; i += kScanThreads) smem.state[i / kDim][i % kDim] = offset_at(0)[i];
+  for (int j = 1; j < count - 1; ++j) {
+    float acc[kScanTiles][4];
+    for_each_acc(acc, warp, lane, [&](float& x, float& y, int r, int column) {
+      const float2 pair = *reinterpret_cast<const float2*>(offset_at(j) + r * kDim + column);
+      x = pair.x;
+      y = pair.y;
+    });
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = 2 * (j - 1) + half;
+      start(i + kScanStages - 1);
+      cp_async_wait<kScanStages - 1>();
+      __syncthreads();  // this half and the state are in place
+      multiply(smem, i % kScanStages, half, warp, lane, acc);
+      __syncthreads();  // everyone has read them
+    }
+    for_each_acc(acc, warp, lane, [&](float& x, float& y, int r, int column) {
+      const float2 pair = make_float2(x, y);
+      *reinterpret_cast<float2*>(&smem.state[r][column]) = pair;
+      *reinterpret_cast<float2*>(offset_at(j) + r * kDim + column) = pair;
+    });
+  }
+}
+
+}  // namespace flash_kda
