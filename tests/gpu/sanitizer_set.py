@@ -49,6 +49,14 @@ SET = (
     Small("packed, int32, no initial state", lens=(3, 40), initial=None, cu_dtype=torch.int32),
     Small("views of a fused projection", tokens=21, heads=2, value_heads=2, fused=True),
     Small("longer than the ring of stages", tokens=150),
+    Small(
+        "one block a head: more heads than the GPU has pairs of multiprocessors",
+        tokens=40,
+        heads=80,
+        value_heads=80,
+    ),
+    Small("long enough for segments", tokens=2100),
+    Small("packed, one of them long enough for segments", lens=(2100, 0, 17)),
 )
 
 
