@@ -23,7 +23,8 @@ STEP = re.compile(r"`((?:flash_kda|csrc)/[\w./]+)` `(\w+)`")
 def defines(text: str, symbol: str) -> bool:
     """Whether a Python or C++ source defines or registers `symbol` (a mention in a comment is not enough)."""
     code = re.sub(r"(?m)(#(?!include|define|pragma|if|el|endif).*$|//.*$)", "", text)
-    code = re.sub(r"(?<![;:{},\n])\n {4}(?! )", " ", code)  # clang-format puts a long declaration's name on a line of its own
+    # clang-format puts the name of a long declaration on a line of its own.
+    code = re.sub(r"(?<![;:{},\n])\n {4}(?! )", " ", code)
     name = re.escape(symbol)
     python = rf"(?m)^(?:async )?(?:def|class) {name}\b"
     cpp = rf"(?m)^(?:extern |template|static |struct |class |[\w:]+[ *&]+).*\b{name}\s*[({{]|^{name}\("
