@@ -1,12 +1,12 @@
-"""Lets a CUDA build of torch be imported for its headers without the CUDA libraries it depends on.
+"""Lets a CUDA build of torch be imported, by tests and import checks, without the CUDA libraries it needs.
 
 The index most people have serves a CUDA build of torch, and ``import torch`` then fails unless some 2.5 GB of
-nvidia-* wheels lie beside it (seen with 2.13.0: ``libcudnn.so.9: cannot open shared object file``).  A build
-of this project runs nothing of theirs, so each missing library becomes an empty one that defines the symbols
+nvidia-* wheels lie beside it (seen with 2.13.0: ``libcudnn.so.9: cannot open shared object file``).  Tests
+without a GPU run nothing of theirs, so each missing library becomes an empty one that defines the symbols
 torch's libraries look up, with their versions; every function returns 35, the runtime's "insufficient driver"
 code.
 
-``python -m ci.torch_stubs FOLDER``: FOLDER is ``torch/lib`` of an environment used for building only.
+``python -m ci.torch_stubs FOLDER``: FOLDER is ``torch/lib`` of an environment that sees no GPU.
 """
 
 from __future__ import annotations
