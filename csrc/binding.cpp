@@ -32,7 +32,6 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-constexpr int64_t kDim = 128;
 constexpr int64_t kMaxTokens = INT32_MAX - 16;  // chunk arithmetic inside a sequence is 32-bit; addresses are 64-bit
 
 // The C shim's CUDA functions are absent from CPU builds of torch. Looking this one up at call time, not link time,
@@ -174,16 +173,14 @@ void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tens
   int sms = 0;
   STD_TORCH_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) == cudaSuccess,
                   "flash_kda.fwd: no device attributes for device ", device);
-  const FwdPlan plan = plan_fwd(p.num_sequences, batch * tokens, p.heads_v, sms);
+  p.plan = plan_fwd(p.num_sequences, batch * tokens, p.heads_v, sms);
   OptionalTensor workspace;
-  if (plan.segment_chunks > 0) {
-    workspace = torch::stable::new_empty(q, {2, plan.max_segments, heads_v, kDim, kDim}, ScalarType::Float);
-    p.segment_chunks = plan.segment_chunks;
-    p.max_segments = plan.max_segments;
+  if (p.plan.segment_chunks > 0) {
+    workspace = torch::stable::new_empty(q, {2, p.plan.max_segments, heads_v, kDim, kDim}, ScalarType::Float);
     p.transitions = static_cast<float*>(workspace->data_ptr());
-    p.offsets = p.transitions + plan.max_segments * heads_v * kDim * kDim;
+    p.offsets = p.transitions + p.plan.max_segments * heads_v * kDim * kDim;
   }
-  const cudaError_t error = launch_fwd(p, plan, current_stream(device));
+  const cudaError_t error = launch_fwd(p, current_stream(device));
   STD_TORCH_CHECK(error == cudaSuccess, "flash_kda.fwd: launch failed: ", cudaGetErrorString(error));
 }
 

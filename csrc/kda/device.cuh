@@ -13,8 +13,8 @@ __device__ __forceinline__ uint32_t smem_addr(const void* p) {
 }
 
 // ---- special functions --------------------------------------------------------------------------
-// The .ftz forms are one MUFU each. They are safe here because every argument is bounded: a chunk of 16
-// tokens decays by at most 16 * 5 nats, so results stay above 2^-116, far from the flush limit 2^-126.
+// The .ftz forms are one MUFU each. Decays stay above 2^-116 (16 tokens of at most 5 nats), far from the flush limit
+// 2^-126; in the sigmoid 2^x may reach 0 or infinity, and 1 / (1 + 2^x) is right there too.
 __device__ __forceinline__ float ex2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -27,8 +27,7 @@ __device__ __forceinline__ float rcp(float x) {
   return y;
 }
 
-// 1 / (1 + 2^x). With x = -z*log2(e) this is sigmoid(z). tanh.approx would save one MUFU but is off by up to
-// 2^-11 absolute, which is tens of percent of a gate near zero.
+// 1 / (1 + 2^x): with x = -z log2(e), sigmoid(z). Not tanh.approx, which would save one MUFU: see docs/numerics.md.
 __device__ __forceinline__ float sigmoid_neg_log2(float x) { return rcp(1.0f + ex2(x)); }
 
 // ---- bf16 / fp16 packing ------------------------------------------------------------------------
@@ -85,6 +84,18 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], uint32_t a0, uint32_t a1,
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ uint32_t to_tf32(float x) {
+  uint32_t y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // ---- asynchronous copies ------------------------------------------------------------------------

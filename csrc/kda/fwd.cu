@@ -1,17 +1,9 @@
-// KDA forward, one kernel: prepare and recurrence run side by side in one block.
+// KDA forward. A block walks one (sequence, value head), or a segment of it, in chunks of 16 tokens: a loader warp
+// copies raw inputs into a ring of slots, producer warps turn them into operands, consumer warps keep the state S [V,
+// K] in registers and advance it. The formulas are in docs/numerics.md.
 //
-// A block walks one (sequence, value head) in chunks of 16 tokens. Producer warps turn raw q, k, g, beta into the
-// chunk's operands in shared memory; consumer warps keep the state S [V, K] in registers and advance it. In the
-// notation of docs/numerics.md, with G the running sum of the gate inside the chunk:
-//
-//   Kd = k^ exp(G)   Qd = q^ exp(G)   Kt = k^ exp(G_end - G)   gam = exp(G_end)       producers, fp32, rounded once to
-//   bf16 A = Kd (k^ exp(-G))^T, strictly lower      P = Qd (k^ exp(-G))^T, lower           producers, tensor cores X =
-//   (I + diag(beta) A)^-1                                                         producers, fp16 recursion on halves
-//   R = beta (V - Kd S^T)   U = R + (X - I) R   O = Qd S^T + P U   S = S gam + U^T Kt consumers
-//
-// V is the M axis of every consumer product, so the fp32 accumulator of one product is, after one cvt, the A operand of
-// the next: S, R and U never leave registers. U takes R in fp32 and only the correction (X - I) R from rounded
-// operands.
+// V is the M axis of every consumer product, so an accumulator is, after one cvt, the A operand of the next product: S,
+// R and U never leave registers.
 #include "fwd.h"
 #include "fwd_consumer.cuh"
 #include "fwd_loader.cuh"
@@ -54,21 +46,21 @@ __device__ __forceinline__ void run(const FwdParams& p) {
 }
 
 // One block a (sequence, value head).
-extern "C" __global__ void __launch_bounds__(WholePlan::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(ArchPlans::Whole::kThreads, 1)
     kda_fwd_kernel(const __grid_constant__ FwdParams p) {
-  run<WholePlan>(p);
+  run<ArchPlans::Whole>(p);
 }
 
 // Two blocks, a cluster, a (sequence, value head).
-extern "C" __global__ void __cluster_dims__(SplitPlan::kSplit, 1, 1) __launch_bounds__(SplitPlan::kThreads, 1)
-    kda_fwd_split_kernel(const __grid_constant__ FwdParams p) {
-  run<SplitPlan>(p);
+extern "C" __global__ void __cluster_dims__(ArchPlans::Split::kSplit, 1, 1)
+    __launch_bounds__(ArchPlans::Split::kThreads, 1) kda_fwd_split_kernel(const __grid_constant__ FwdParams p) {
+  run<ArchPlans::Split>(p);
 }
 
 // End states only: the segments' transitions and offsets.
-extern "C" __global__ void __launch_bounds__(StatePlan::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(ArchPlans::State::kThreads, 1)
     kda_fwd_state_kernel(const __grid_constant__ FwdParams p) {
-  run<StatePlan>(p);
+  run<ArchPlans::State>(p);
 }
 
 // Chains the segments of each (sequence, value head).
@@ -84,8 +76,9 @@ static cudaError_t launch(Kernel kernel, const FwdParams& p, int64_t items, cuda
   return cudaGetLastError();
 }
 
-static cudaError_t launch_scan(const FwdParams& p, bool small, cudaStream_t stream) {
-  const int bytes = static_cast<int>(small ? sizeof(ScanSmem<kScanStagesSmall>) : sizeof(ScanSmem<kScanStagesLarge>));
+template <typename A>
+static cudaError_t launch_scan(const FwdParams& p, cudaStream_t stream) {
+  const int bytes = sizeof(ScanSmem<A::kScanStages>);
   if (cudaError_t e = cudaFuncSetAttribute(kda_fwd_scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
     return e;
   const int64_t blocks = p.num_sequences * p.heads_v * (kDim / kScanRows);
@@ -93,7 +86,30 @@ static cudaError_t launch_scan(const FwdParams& p, bool small, cudaStream_t stre
   return cudaGetLastError();
 }
 
-// Times of one chunk, microseconds, and of the fixed parts, measured on an H200; only their ratios matter.
+template <typename A>
+static cudaError_t launch_all(const FwdParams& p, cudaStream_t stream) {
+  const bool segments = p.plan.segment_chunks > 0;
+  const int64_t items = (segments ? p.plan.max_segments : p.num_sequences) * p.heads_v;
+  if (segments) {
+    if (cudaError_t e = launch<typename A::State>(kda_fwd_state_kernel, p, 2 * items, stream)) return e;
+    if (cudaError_t e = launch_scan<A>(p, stream)) return e;
+  }
+  return p.plan.split ? launch<typename A::Split>(kda_fwd_split_kernel, p, items, stream)
+                      : launch<typename A::Whole>(kda_fwd_kernel, p, items, stream);
+}
+
+cudaError_t launch_fwd(const FwdParams& p, cudaStream_t stream) {
+  if (p.num_sequences * p.heads_v == 0) return cudaSuccess;
+  int device = 0, major = 0;
+  if (cudaError_t e = cudaGetDevice(&device)) return e;
+  if (cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device)) return e;
+  // The host's half of the choice of ArchPlans.
+  return major == 12 ? launch_all<Plans<true>>(p, stream) : launch_all<Plans<false>>(p, stream);
+}
+
+// Microseconds on an H200, to be measured again after a change of the kernels, with a profiler: of one chunk, by kind
+// of pass; of one step of the scan; of a pass besides its chunks; of cutting at all (two more launches). Only their
+// ratios matter.
 struct Costs {
   double whole = 1.05, split = 0.70, state = 0.80, scan_step = 2.0, pass = 8.0, cut = 12.0;
 };
@@ -103,10 +119,13 @@ static double waves(int64_t blocks, int sms) { return static_cast<double>((block
 FwdPlan plan_fwd(int64_t num_sequences, int64_t total_tokens, int heads_v, int sms) {
   const Costs c;
   const int64_t items = num_sequences * heads_v;
-  const int64_t chunks = (total_tokens / kChunk + num_sequences - 1) / (num_sequences > 0 ? num_sequences : 1);
   FwdPlan best{2 * items <= sms, 0, 0};  // a split pays while both halves fit at once
-  if (!best.split) return best;
+  if (!best.split || items == 0) return best;
+  const int64_t all_chunks = total_tokens / kChunk + num_sequences;  // at most
+  const int64_t chunks = all_chunks / num_sequences;
   double least = chunks * c.split + c.pass;
+  // From three on: of two segments the second could start only when the first has ended. Below 16 chunks a segment's
+  // fixed costs rule; 64 segments keep the scan short.
   for (int64_t n = 3; n <= 64 && chunks / n >= 16; ++n) {
     const int64_t length = (chunks + n - 1) / n;
     const bool split = 2 * items * n <= sms;
@@ -115,31 +134,10 @@ FwdPlan plan_fwd(int64_t num_sequences, int64_t total_tokens, int heads_v, int s
     const double time = states + n * c.scan_step + outputs + c.cut;
     if (time < least) {
       least = time;
-      best = {split, static_cast<int>(length), num_sequences + (total_tokens / kChunk + num_sequences) / length + 1};
+      best = {split, static_cast<int>(length), num_sequences + all_chunks / length + 1};
     }
   }
   return best;
-}
-
-cudaError_t launch_fwd(const FwdParams& p, const FwdPlan& plan, cudaStream_t stream) {
-  if (p.num_sequences * p.heads_v == 0) return cudaSuccess;
-  int device = 0, major = 0;
-  if (cudaError_t e = cudaGetDevice(&device)) return e;
-  if (cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device)) return e;
-  const bool small = major == 12;  // mirrors the choice of plans in fwd_layout.cuh
-  int64_t items = p.num_sequences * p.heads_v;
-  if (p.segment_chunks > 0) {
-    items = p.max_segments * p.heads_v;
-    if (cudaError_t e = small ? launch<StatePlanSmall>(kda_fwd_state_kernel, p, 2 * items, stream)
-                              : launch<StatePlanLarge>(kda_fwd_state_kernel, p, 2 * items, stream))
-      return e;
-    if (cudaError_t e = launch_scan(p, small, stream)) return e;
-  }
-  if (small)
-    return plan.split ? launch<SplitPlanSmall>(kda_fwd_split_kernel, p, items, stream)
-                      : launch<WholePlanSmall>(kda_fwd_kernel, p, items, stream);
-  return plan.split ? launch<SplitPlanLarge>(kda_fwd_split_kernel, p, items, stream)
-                    : launch<WholePlanLarge>(kda_fwd_kernel, p, items, stream);
 }
 
 }  // namespace flash_kda

@@ -7,10 +7,23 @@
 
 namespace flash_kda {
 
+constexpr int kDim = 128;  // K = V
+
 // Strides are in elements; the innermost dimension of every tensor is contiguous.
 struct Strides {
   int64_t batch, token, head;
 };
+
+// How a call is laid out.
+struct FwdPlan {
+  bool split;          // a cluster of two blocks a (sequence, value head) instead of one block
+  int segment_chunks;  // > 0: sequences are cut into segments of so many chunks of 16 tokens
+  int64_t max_segments;
+};
+
+// For a GPU of `sms` multiprocessors. Pure, and known to the host without a look at cu_seqlens: the lengths are taken
+// to be equal.
+FwdPlan plan_fwd(int64_t num_sequences, int64_t total_tokens, int heads_v, int sms);
 
 struct FwdParams {
   const void* q;     // bf16 [B, T, H, 128]
@@ -38,22 +51,14 @@ struct FwdParams {
   float scale;
   float lower_bound;
 
-  // Segment scan: with segment_chunks > 0 every sequence is cut into segments of so many chunks of 16 tokens. Segments
-  // are numbered through all sequences, at most max_segments; [max_segments, HV, 128, 128] each, fp32:
-  int segment_chunks;
-  int64_t max_segments;
+  FwdPlan plan;
+  // With plan.segment_chunks > 0: [plan.max_segments, HV, 128, 128] each, fp32, segments numbered through all
+  // sequences.
   float* transitions;  // what a segment does to a state that enters it (a sequence's first: its initial state)
-  float* offsets;      // the state it leaves when it starts from zero; after the scan, the state that leaves it
+  float* offsets;      // the state a segment leaves from zero (a sequence's first: from its initial state); after the
+                       // scan, the state that leaves it
 };
 
-// How a call is laid out on a GPU with `sms` multiprocessors; pure, so that it can be planned before workspace exists.
-struct FwdPlan {
-  bool split;          // a cluster of two blocks a head
-  int segment_chunks;  // 0: no segments
-  int64_t max_segments;
-};
-FwdPlan plan_fwd(int64_t num_sequences, int64_t total_tokens, int heads_v, int sms);
-
-cudaError_t launch_fwd(const FwdParams& p, const FwdPlan& plan, cudaStream_t stream);
+cudaError_t launch_fwd(const FwdParams& p, cudaStream_t stream);
 
 }  // namespace flash_kda

@@ -1,5 +1,5 @@
-// What the producer and consumer warps of the forward kernel share: sizes, shared memory, the ring of slots, and the
-// sequence a block works on.
+// What the loader, producer and consumer warps of the forward kernels share: sizes, shared memory, the ring of slots,
+// and what a block works on.
 #pragma once
 
 #include "device.cuh"
@@ -8,7 +8,6 @@
 namespace flash_kda {
 
 constexpr int kChunk = 16;
-constexpr int kDim = 128;  // K = V
 constexpr int kBlocks = kDim / 16;
 constexpr int kWarp = 32;
 constexpr float kLog2e = 1.4426950408889634f;
@@ -31,33 +30,42 @@ struct Plan {
   static constexpr int kStride = kSplit * kProducers;  // from one chunk of a producer to its next
   static_assert(kStride <= kSlots && kSlots % kSplit == 0, "a slot belongs to one block, and advance() wraps once");
 };
-using WholePlanLarge = Plan<1, 7, 11>;  // 227 KB of shared memory a block
-using WholePlanSmall = Plan<1, 3, 4>;   // the sm_120 family: 99 KB
-using StatePlanLarge = Plan<1, 7, 11, false>;
-using StatePlanSmall = Plan<1, 3, 4, false>;
-using SplitPlanLarge = Plan<2, 6, 12>;
-using SplitPlanSmall = Plan<2, 2, 4>;
+// By the shared memory of a block: 227 KB, or the 99 KB of the sm_120 family.
+template <bool kSmall>
+struct Plans;
+template <>
+struct Plans<false> {
+  static constexpr int kSmem = 227 * 1024;
+  using Whole = Plan<1, 7, 11>;
+  using State = Plan<1, 7, 11, false>;
+  using Split = Plan<2, 6, 12>;
+  static constexpr int kScanStages = 6;
+};
+template <>
+struct Plans<true> {
+  static constexpr int kSmem = 99 * 1024;
+  using Whole = Plan<1, 3, 4>;
+  using State = Plan<1, 3, 4, false>;
+  using Split = Plan<2, 2, 4>;
+  static constexpr int kScanStages = 2;
+};
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200 && __CUDA_ARCH__ < 1300
-using WholePlan = WholePlanSmall;
-using StatePlan = StatePlanSmall;
-using SplitPlan = SplitPlanSmall;
+using ArchPlans = Plans<true>;
 #else
-using WholePlan = WholePlanLarge;
-using StatePlan = StatePlanLarge;
-using SplitPlan = SplitPlanLarge;
+using ArchPlans = Plans<false>;
 #endif
 
 // A consumer of the whole plan needs 225 registers; twelve warps have 168 each at launch, and trade.
 template <typename P>
 constexpr bool kMoveRegisters = P::kSplit == 1 && P::kWarps > 8;
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 136;
-static_assert(WholePlanLarge::kWarps == 12 && 4 * kConsumerRegisters + 8 * kProducerRegisters <= 12 * 168,
+static_assert(Plans<false>::Whole::kWarps == 12 && 4 * kConsumerRegisters + 8 * kProducerRegisters <= 12 * 168,
               "register file");
 
 // ---- shared memory ------------------------------------------------------------------------------
 // A tile is [16 tokens][128 channels] bf16, as two halves of 64 channels with 128-byte rows whose 16-byte pieces are
-// XOR-swizzled by the row: free of bank conflicts for ldmatrix (and the 128-byte swizzle that wgmma and TMA know).
+// XOR-swizzled by the row: free of bank conflicts for ldmatrix.
 constexpr int kRowBytes = 128;
 constexpr int kHalfBytes = kChunk * kRowBytes;
 constexpr int kTileBytes = 2 * kHalfBytes;
@@ -77,8 +85,8 @@ struct Tiles {
 
 constexpr int kSharedTileBytes = 3 * kTileBytes;  // q, k, g
 
-constexpr int kGamGroup =
-    36;  // 32 decays of one lane class + 4 floats of padding: four 16-byte reads, four bank groups
+// 32 decays of one lane class + 4 floats of padding: four 16-byte reads, four bank groups.
+constexpr int kGamGroup = 36;
 
 struct Extras {
   uint4 frag_a[kWarp];  // X - I (three 8x8 blocks), P block (0,0), as mma B fragments
@@ -107,10 +115,12 @@ struct Smem {
   uint64_t empty[P::kSlots];  // consumers are done, in every block the operands went to
   StateRef final;             // where the state goes; here, since consumers have no register to spare meanwhile
 };
-constexpr int kSmemLarge = 227 * 1024, kSmemSmall = 99 * 1024;
-static_assert(sizeof(Smem<WholePlanLarge>) <= kSmemLarge && sizeof(Smem<SplitPlanLarge>) <= kSmemLarge,
-              "sm_90, sm_100");
-static_assert(sizeof(Smem<WholePlanSmall>) <= kSmemSmall && sizeof(Smem<SplitPlanSmall>) <= kSmemSmall, "sm_120");
+template <typename A>
+constexpr bool fits() {
+  return sizeof(Smem<typename A::Whole>) <= A::kSmem && sizeof(Smem<typename A::State>) <= A::kSmem &&
+         sizeof(Smem<typename A::Split>) <= A::kSmem;
+}
+static_assert(fits<Plans<false>>() && fits<Plans<true>>(), "more shared memory than a block has");
 
 // One chunk's place in the ring.
 template <typename P>
@@ -182,7 +192,7 @@ struct Work {
 __device__ __forceinline__ int64_t read_cu_seqlens(const FwdParams& p, int64_t i) {
   const int64_t x = p.cu_is_int64 ? static_cast<const int64_t*>(p.cu_seqlens)[i]
                                   : static_cast<int64_t>(static_cast<const int32_t*>(p.cu_seqlens)[i]);
-  // The host cannot look at the values without a synchronisation; clamping keeps a wrong one inside the buffers.
+  // The host cannot look at the values without a synchronisation; clamping keeps a wrong one inside the tensors.
   return x < 0 ? 0 : (x > p.seqlen ? p.seqlen : x);
 }
 
@@ -199,7 +209,7 @@ __device__ __forceinline__ Sequence sequence(const FwdParams& p, int64_t n) {
 
 __device__ __forceinline__ int segment_count(const FwdParams& p, int length) {
   const int chunks = (length + kChunk - 1) / kChunk;
-  return chunks == 0 ? 1 : (chunks + p.segment_chunks - 1) / p.segment_chunks;
+  return chunks == 0 ? 1 : (chunks + p.plan.segment_chunks - 1) / p.plan.segment_chunks;
 }
 
 struct Segment {
@@ -283,7 +293,7 @@ __device__ __forceinline__ Work block_work(const FwdParams& p) {
   unsigned item = blockIdx.x / P::kSplit;  // 32 bits: a 64-bit division is a function call
   w.head = static_cast<int>(item % p.heads_v);
   item /= p.heads_v;
-  if (P::kOutput && p.segment_chunks == 0) {
+  if (P::kOutput && p.plan.segment_chunks == 0) {
     const Sequence s = sequence(p, item);
     w.batch = s.batch;
     w.first_token = s.first_token;
@@ -296,7 +306,7 @@ __device__ __forceinline__ Work block_work(const FwdParams& p) {
   const int task = P::kOutput ? 0 : static_cast<int>(item % 2);
   if (!P::kOutput) item /= 2;
   const Segment s = find_segment(p, item);
-  const int span = p.segment_chunks * kChunk;
+  const int span = p.plan.segment_chunks * kChunk;
   w.batch = s.seq.batch;
   w.first_token = s.seq.first_token + static_cast<int64_t>(s.place) * span;
   w.length = s.count == 0 ? -1 : min(span, s.seq.length - s.place * span);

@@ -5,28 +5,29 @@
 
 namespace flash_kda {
 
-// Reciprocal norms of the 16 q rows and 16 k rows: the diagonals of q q^T and k k^T on the tensor cores, whose products
-// of bf16 are exact in fp32. An A fragment of a tile is at the same time the B fragment of its transpose.
-__device__ __forceinline__ void compute_norms(uint32_t tile, const uint32_t (&row_piece)[4], float (&squares)[2][4]) {
+// The products of a tile's rows with themselves, in accumulator layout; their diagonal, the squared norms, is what is
+// wanted. An A fragment of a tile is at the same time the B fragment of its transpose.
+__device__ __forceinline__ void row_products(uint32_t tile, const uint32_t (&row_piece)[4], float (&products)[2][4]) {
 #pragma unroll
   for (int n = 0; n < 2; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) squares[n][i] = 0.0f;
+    for (int i = 0; i < 4; ++i) products[n][i] = 0.0f;
 #pragma unroll
   for (int kb = 0; kb < kBlocks; ++kb) {
     uint32_t a[4];
     ldmatrix_x4(a, frag_addr(tile, row_piece, kb));
-    mma_bf16(squares[0], a, a[0], a[2]);
-    mma_bf16(squares[1], a, a[1], a[3]);
+    mma_bf16(products[0], a, a[0], a[2]);
+    mma_bf16(products[1], a, a[1], a[3]);
   }
 }
 
+// Reciprocal norms of the 16 q rows and 16 k rows, on the tensor cores: products of bf16 are exact in fp32.
 template <typename P>
 __device__ __forceinline__ void store_norms(const Slot<P>& slot, ProducerScratch& scratch, float scale,
                                             const FragAddr& at, int lane) {
   float q[2][4] = {}, k[2][4];
-  if constexpr (P::kOutput) compute_norms(smem_addr(slot.tiles.q), at.rows_first, q);
-  compute_norms(smem_addr(slot.tiles.k), at.rows_first, k);
+  if constexpr (P::kOutput) row_products(smem_addr(slot.tiles.q), at.rows_first, q);
+  row_products(smem_addr(slot.tiles.k), at.rows_first, k);
   const int row = lane >> 2;
   if ((lane & 3) != row >> 1) return;  // the lane that holds the diagonal of rows `row` and `row + 8`
   const bool odd = row & 1;
@@ -181,7 +182,7 @@ __device__ __forceinline__ LowerBlocks inverse_unit_lower(const LowerBlocks& L, 
 }
 
 // Masks A and P, inverts, and leaves X - I and P as the B fragments consumers load. Masking selects: entries above the
-// diagonal can be infinite.
+// diagonal reach e^80 times the scale.
 template <typename P>
 __device__ __forceinline__ void finish_chunk(const Slot<P>& slot, const float (&A)[2][4], const float (&QK)[2][4],
                                              float beta, int lane) {

@@ -12,31 +12,16 @@ constexpr int kScanThreads = kScanWarps * kWarp;
 constexpr int kScanTiles = kDim / 8 / kScanWarps;  // n-tiles of a warp
 constexpr int kScanPitch = kDim + 8;               // floats a row: 4 rows x 8 columns of a B fragment hit 32 banks
 constexpr int kScanDepth = kDim / 2;               // rows of a transition in a stage
-constexpr int kScanStagesLarge = 6, kScanStagesSmall = 2;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200 && __CUDA_ARCH__ < 1300
-constexpr int kScanStages = kScanStagesSmall;
-#else
-constexpr int kScanStages = kScanStagesLarge;
-#endif
+constexpr int kScanStages = ArchPlans::kScanStages;
 
 template <int kStages>
 struct ScanSmem {
   float transition[kStages][kScanDepth][kScanPitch];
   float state[kScanRows][kScanPitch];
 };
-static_assert(sizeof(ScanSmem<kScanStagesLarge>) <= kSmemLarge && sizeof(ScanSmem<kScanStagesSmall>) <= kSmemSmall);
-
-__device__ __forceinline__ uint32_t to_tf32(float x) {
-  uint32_t y;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+static_assert(sizeof(ScanSmem<Plans<false>::kScanStages>) <= Plans<false>::kSmem &&
+                  sizeof(ScanSmem<Plans<true>::kScanStages>) <= Plans<true>::kSmem,
+              "more shared memory than a block has");
 
 __device__ __forceinline__ void start_transition(float (&dst)[kScanDepth][kScanPitch], const float* src) {
 #pragma unroll 8
@@ -90,9 +75,11 @@ __device__ __forceinline__ void scan_segments(const FwdParams& p) {
   const int part = blockIdx.x % kParts;
   const int head = blockIdx.x / kParts % p.heads_v;
   const int64_t n = blockIdx.x / kParts / p.heads_v;
-  const int count = segment_count(p, sequence(p, n).length);
-  if (count < 3) return;
   const int64_t first = first_segment(p, n);
+  // Decreasing offsets, which the host cannot see, count tokens twice: more segments than there are places for.
+  const int64_t places = p.plan.max_segments - first;
+  const int count = static_cast<int>(min(static_cast<int64_t>(segment_count(p, sequence(p, n).length)), places));
+  if (count < 3) return;
   auto offset_at = [&](int j) {
     return p.offsets + ((first + j) * p.heads_v + head) * kDim * kDim + part * kScanRows * kDim;
   };
