@@ -162,6 +162,7 @@ def main() -> int:
     parser.add_argument("--archs", help="narrow the architectures, as a comma list")
     parser.add_argument("--out", type=Path, default=wheels.FOLDER, help="folder for the wheels")
     given = parser.parse_args()
+    wheels.check_python()
     for label in given.cuda or [row.label for row in matrix.load().rows]:
         wheel = release(label, given.archs, given.out)
         CONSOLE.print(f"[green]{wheel}[/green] {wheel.stat().st_size / 1e6:.2f} MB")

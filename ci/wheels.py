@@ -7,10 +7,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from ci.errors import CiError, ConfigError, run_cli
+from ci.errors import CiError, ConfigError, ToolchainError, run_cli
 from ci.process import CONSOLE
 
+CHECKERS_NEED = (3, 11)
 FOLDER = Path(__file__).resolve().parent.parent / "wheels"
+
+
+def check_python(version: tuple[int, int] = sys.version_info[:2]) -> None:
+    """ToolchainError, before anything is downloaded, under a Python that cannot run every checker."""
+    if version < CHECKERS_NEED:
+        need, got = (".".join(map(str, pair)) for pair in (CHECKERS_NEED, version))
+        raise ToolchainError(
+            f"verifying wheels: expected Python {need} or newer (torch-abi-audit needs it), got {got}.\n"
+            f"Next: python{need} -m pip install nox && python{need} -m nox -s build_wheels"
+        )
 
 
 def verify(wheel: Path, archs: str | None = None, reports: Path = FOLDER / "reports") -> None:
@@ -44,6 +55,7 @@ def main() -> int:
     parser.add_argument("wheel", type=Path, nargs="*", help="default: all in wheels/")
     parser.add_argument("--archs", help="what the wheels were narrowed to, as a comma list")
     given = parser.parse_args()
+    check_python()
     failures: list[CiError] = []
     for wheel in given.wheel or built():
         try:

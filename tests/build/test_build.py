@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ci import build, import_check, matrix, source, wheels
-from ci.errors import BuildError, ConfigError, SassError
+from ci.errors import BuildError, ConfigError, SassError, ToolchainError
 from ci.venv import Venv
 
 pytest_plugins = ["handmade"]
@@ -151,6 +151,12 @@ def test_an_unverified_wheel_does_not_reach_the_folder(
 def test_verifying_no_wheel_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no wheel in"):
         wheels.built(tmp_path)
+
+
+def test_a_python_too_old_for_the_checkers_is_refused_at_once() -> None:
+    with pytest.raises(ToolchainError, match=r"expected Python 3\.11 or newer .* got 3\.10"):
+        wheels.check_python((3, 10))
+    wheels.check_python((3, 12))
 
 
 def test_an_unknown_interpreter_is_refused() -> None:
