@@ -140,7 +140,7 @@ def run(c: Small) -> float:
 
 
 def run_decreasing_offsets() -> None:
-    """More segments than the workspace has places for, which only the device can see: nothing may be written there."""
+    """More segments than the workspace has places for, which only the device can see."""
     tokens, offsets = 36864, torch.tensor([0, 36864] * 5, device="cuda")
     q, k, v, g = (torch.ones(1, tokens, 1, D, dtype=torch.bfloat16, device="cuda") for _ in range(4))
     beta = torch.ones(1, tokens, 1, dtype=torch.bfloat16, device="cuda")

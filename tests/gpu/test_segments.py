@@ -144,8 +144,8 @@ def test_graph_whose_lengths_change_between_replays() -> None:
 def test_decreasing_offsets_do_no_harm() -> None:
     """They count tokens twice, so more segments than there are places for; the host cannot see it.
 
-    What they write where they should not is for the memory checker to find (sanitizer_set.py); here: no error,
-    and the next call is right.
+    What they write where they should not is for the memory checker to find (sanitizer_set.py). Here: no
+    error, and the next call is right.
     """
     p = make(heads=1, lens=[4096] * 9)
     wrong = torch.tensor([0, 36864] * 5, device=DEVICE)
