@@ -17,7 +17,8 @@ CASES_FILE = Path(__file__).with_name("cases.toml")
 
 @dataclass(frozen=True)
 class Case:
-    """One shape. `lens`: None for a fixed-length batch, else the lengths of the packed sequences (B = 1)."""
+    """One shape. `lens`: None for a fixed-length batch, else the lengths of the packed sequences (B = 1);
+    `generator` is the text they were made from, where they were not listed."""
 
     name: str
     batch: int
@@ -25,6 +26,7 @@ class Case:
     nheads: int
     lens: tuple[int, ...] | None = None
     peers: tuple[str, ...] = ()
+    generator: str | None = None
 
     @property
     def sequences(self) -> int:
@@ -59,6 +61,7 @@ class Case:
             data["nheads"],
             None if lens is None else tuple(lens),
             tuple(data["peers"]),
+            data["generator"],
         )
 
 
@@ -128,7 +131,8 @@ def make_case(
         raise ValueError(
             f"case {name!r}: batch, seqlen, nheads must be >= 1, got {batch}, {seqlen}, {nheads}"
         )
-    return Case(name, batch, seqlen, nheads, parsed, tuple(peers))
+    generator = lens if lens is not None and ("x" in lens or ":" in lens) else None
+    return Case(name, batch, seqlen, nheads, parsed, tuple(peers), generator)
 
 
 def load_cases(path: Path = CASES_FILE) -> list[Case]:
@@ -151,7 +155,9 @@ def load_accuracy(path: Path = CASES_FILE) -> list[AccuracyLine]:
     """Every accuracy line, each without and with a random initial state."""
     table = tomllib.loads(path.read_text())["accuracy"]
     lines = table.pop("line")
-    return [AccuracyLine(**table, **line, random_state=state) for line in lines for state in (False, True)]
+    return [
+        AccuracyLine(**{**table, **line}, random_state=state) for line in lines for state in (False, True)
+    ]
 
 
 def select(suite: str, cases: list[Case]) -> list[Case]:

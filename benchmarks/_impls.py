@@ -1,6 +1,6 @@
 """The implementations that are compared, behind one signature.
 
-Each runs in a process of its own: this package and FlashKDA's share the import name `flash_kda`.
+Each runs in a process of its own: this package and tokenspeed-flashkda's share the import name `flash_kda`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Run = Callable[[Inputs], None]
 ACCURACY_ONLY = {"fla_no_safe_gate": "fla"}
 
 
-def _flash_kda(require_under: Path | None, **extra: str) -> tuple[Run, str]:
+def _flash_kda(require_under: Path | None, **extra: str) -> Run:
     module = importlib.import_module("flash_kda")
     where = Path(str(module.__file__)).resolve()
     if require_under is not None and require_under.resolve() not in where.parents:
@@ -43,11 +43,10 @@ def _flash_kda(require_under: Path | None, **extra: str) -> tuple[Run, str]:
             **extra,
         )
 
-    return run, str(where)
+    return run
 
 
-def _fla(safe_gate: bool) -> tuple[Run, str]:
-    fla: Any = importlib.import_module("fla")
+def _fla(safe_gate: bool) -> Run:
     chunk_kda: Any = importlib.import_module("fla.ops.kda").chunk_kda
 
     def run(x: Inputs) -> None:
@@ -72,11 +71,11 @@ def _fla(safe_gate: bool) -> tuple[Run, str]:
             dt_bias=x.dt_bias.reshape(-1),
         )
 
-    return run, f"{fla.__file__} (fla-core {fla.__version__})"
+    return run
 
 
-def load(name: str, device: str, require_under: Path | None = None) -> tuple[Run, str]:
-    """The implementation's call and its file. `require_under`: the folder it must be imported from."""
+def load(name: str, device: str, require_under: Path | None = None) -> Run:
+    """The implementation's call. `require_under`: the folder a `flash_kda` must be imported from."""
     if name == "ours":
         # Named: a library that did not load is an error here, not a time of the slow torch backend.
         return _flash_kda(require_under, backend="cuda" if device == "cuda" else "auto")

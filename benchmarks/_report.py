@@ -43,7 +43,7 @@ def build_row(case: Case, results: Lines, copy_gbps: float) -> dict[str, Any]:
         "batch": case.batch,
         "seqlen": case.seqlen,
         "nheads": case.nheads,
-        "lens": None if case.lens is None else list(case.lens),
+        "lens": case.generator or (None if case.lens is None else list(case.lens)),
         "floor_ms": floor_ms,
         "ours_ms": ours["ms"] if ours else None,
         "peers": {name: line["ms"] for name in TIMED[1:] if (line := times[name])},
@@ -89,7 +89,6 @@ def build_result(cases: list[Case], results: Lines, facts: dict[str, Any]) -> di
     copy_gbps: float = machine["copy_gbps"]
     judged = _of_kind(results.get("judge", []), "accuracy")
     accuracy = [{k: v for k, v in line.items() if k != "kind"} for line in judged]
-    modules = {line["name"]: line["file"] for lines in results.values() for line in _of_kind(lines, "module")}
     return {
         "device": machine["device"],
         "driver": facts["driver"],
@@ -100,7 +99,6 @@ def build_result(cases: list[Case], results: Lines, facts: dict[str, Any]) -> di
         "copy_gbps": copy_gbps,
         "matmul_tflops": machine["matmul_tflops"],
         "versions": facts["versions"],
-        "modules": modules,
         "rows": [build_row(case, results, copy_gbps) for case in cases],
         "accuracy_setup": facts["accuracy_setup"],
         "accuracy": accuracy,
@@ -163,7 +161,8 @@ def to_csv(result: dict[str, Any]) -> str:
     columns = (*SHAPE, *FIGURES)
     writer.writerow([*columns, "flashkda_ms", "fla_ms"])
     for row in result["rows"]:
-        cells = {**row, "lens": "" if row["lens"] is None else " ".join(map(str, row["lens"]))}
+        lens = row["lens"] or ""
+        cells = {**row, "lens": lens if isinstance(lens, str) else " ".join(map(str, lens))}
         peers = [row["peers"].get(name) for name in TIMED[1:]]
         writer.writerow([*(cells.get(name) for name in columns), *peers])
     return buffer.getvalue()

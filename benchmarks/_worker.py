@@ -142,8 +142,7 @@ def main(argv: list[str]) -> int:
         if job["ceilings"]:
             do_ceilings(device, sink)
         for name in job["impls"]:
-            run, where = load(name, device.type, under)
-            sink.put("module", name=name, file=where)
+            run = load(name, device.type, under)
             if name == job["impl"]:
                 do_timing(job, run, device, sink)
             do_accuracy(job, name, run, device, sink)

@@ -57,7 +57,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--suite", help="peers, accuracy, all, or case names with commas (default peers)")
     parser.add_argument("--peers", default="", help="flashkda,fla (default: those whose path is given)")
-    parser.add_argument("--flashkda-path", type=Path, help="folder that holds FlashKDA's flash_kda package")
+    parser.add_argument("--flashkda-path", type=Path, help="folder with tokenspeed-flashkda's flash_kda")
     parser.add_argument("--fla-path", type=Path, help="folder that holds the fla package")
     parser.add_argument("--ours-path", type=Path, help="folder of our flash_kda (default: the installed one)")
     parser.add_argument("--wheel", type=Path, help="our wheel, for its sha256 in the result")
@@ -156,13 +156,14 @@ def worker_job(name: str, run: Run) -> dict[str, Any]:
     """The job of one implementation's process."""
     cases = run.cases if name == "ours" else [case for case in run.cases if name in case.peers]
     impls = accuracy_names(name) if run.accuracy else [name]
+    under = run.ours_path if name == "ours" else run.peer_paths[name]
     return {
         "impl": name,
         "impls": impls,
         "cases": [case.to_json() for case in cases],
         "accuracy": [line.to_json() for line in run.accuracy],
         "ceilings": name == "ours",
-        "require_under": str(run.peer_paths[name]) if name == "flashkda" else None,
+        "require_under": None if under is None else str(under),
     }
 
 
@@ -224,7 +225,8 @@ def _output(*command: str) -> str | None:
 
 
 def installed_facts(run: Run) -> dict[str, Any]:
-    """Commit and sha256 of the installed package, as its build record and pip's own record state them."""
+    """Commit and sha256 of the installed package, as its build record and pip's own record state them;
+    ValueError when they cannot be read."""
     code = (
         "import importlib.metadata as m, json, pathlib, importlib.util as u\n"
         "facts = {}\n"
@@ -246,7 +248,9 @@ def installed_facts(run: Run) -> dict[str, Any]:
         env=environment("ours", run),
         timeout=60,
     )
-    return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
+    if done.returncode != 0:
+        raise ValueError(f"what is installed cannot be read; expected facts, got:\n{done.stderr}")
+    return dict(json.loads(done.stdout))
 
 
 def gather_facts(args: argparse.Namespace, run: Run) -> dict[str, Any]:
@@ -272,11 +276,11 @@ def gather_facts(args: argparse.Namespace, run: Run) -> dict[str, Any]:
 
 
 def source_commit(record: dict[str, Any]) -> str | None:
-    """Commit of the installed package by its build record ("+dirty" where it was), else of this checkout."""
+    """The build record's commit of the installed package ("+dirty" where it was); None without one."""
     source = record.get("source", {})
-    if source.get("commit"):
-        return str(source["commit"]) + ("+dirty" if source.get("dirty") else "")
-    return _output("git", "rev-parse", "HEAD")
+    if not source.get("commit"):
+        return None
+    return str(source["commit"]) + ("+dirty" if source.get("dirty") else "")
 
 
 def peer_versions(run: Run) -> dict[str, str]:

@@ -19,6 +19,7 @@ pytest.importorskip("tomllib", reason="the benchmark scripts need Python 3.11")
 sys.path.insert(0, str(BENCHMARKS))
 
 import _cases  # noqa: E402
+import _impls  # noqa: E402
 import _report  # noqa: E402
 import bench_prefill  # noqa: E402
 
@@ -44,7 +45,7 @@ def test_every_case_of_the_file_loads() -> None:
         "t8192_h64",
     ]
     lines = _cases.load_accuracy()
-    assert len(lines) == 14 and len({line.label for line in lines}) == 14
+    assert len(lines) == 16 and len({line.label for line in lines}) == 16
 
 
 def test_lengths_as_text() -> None:
@@ -119,7 +120,7 @@ def fwd(q, k, v, g, beta, scale, out, A_log, dt_bias, bound, initial_state, fina
 
 
 def fake_peer(folder: Path, state: str) -> Path:
-    """A package named flash_kda, as FlashKDA's is, that computes with the oracle."""
+    """A package named flash_kda, as tokenspeed-flashkda's is, that computes with the oracle."""
     (folder / "flash_kda").mkdir(parents=True)
     (folder / "flash_kda" / "__init__.py").write_text(FAKE.format(state=state))
     (folder / "oracle.py").write_text((ROOT / "flash_kda" / "reference.py").read_text())
@@ -143,11 +144,47 @@ def test_the_whole_command_in_a_dry_run(tmp_path: Path) -> None:
     for row in result["rows"]:
         assert {"case", "batch", "seqlen", "nheads", "lens", "floor_ms", "ours_ms", "peers"} <= set(row)
         assert row["ours_ms"] > 0 and row["peers"]["flashkda"] > 0
-    assert len(result["accuracy"]) == 14
+    assert len(result["accuracy"]) == 16
+    assert str(ROOT) not in json.dumps(result) and str(tmp_path) not in json.dumps(result)
     for line in result["accuracy"]:
         assert 0 < line["ours"]["o"] < 5e-3 and line["flashkda"]["s"] < 1e-6
-    ours, peer = result["modules"]["ours"], result["modules"]["flashkda"]
-    assert Path(ours).is_relative_to(ROOT) and Path(peer).is_relative_to(tmp_path)
+
+
+def test_each_process_runs_the_package_of_its_folder(tmp_path: Path) -> None:
+    run = bench_prefill.Run(tmp_path, "cpu", 1, [], [], {"flashkda": tmp_path}, ROOT, 9)
+    assert bench_prefill.worker_job("ours", run)["require_under"] == str(ROOT)
+    assert bench_prefill.worker_job("flashkda", run)["require_under"] == str(tmp_path)
+    _impls.load("ours", "cpu", ROOT)
+    for name in ("ours", "flashkda"):
+        with pytest.raises(RuntimeError, match="expected a module under"):
+            _impls.load(name, "cpu", tmp_path)
+
+
+def test_a_run_is_credited_to_no_commit_but_the_wheels_own() -> None:
+    assert bench_prefill.source_commit({}) is None
+    assert bench_prefill.source_commit({"source": {"commit": None, "dirty": None}}) is None
+    assert bench_prefill.source_commit({"source": {"commit": "abc", "dirty": False}}) == "abc"
+    assert bench_prefill.source_commit({"source": {"commit": "abc", "dirty": True}}) == "abc+dirty"
+
+
+def test_facts_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    broken = tmp_path / "flash_kda"
+    broken.mkdir()
+    (broken / "__init__.py").touch()
+    (broken / "build_record.json").write_text("{")
+    run = bench_prefill.Run(tmp_path, "cpu", 1, [], [], {}, tmp_path, 9)
+    with pytest.raises(ValueError, match="JSONDecodeError"):
+        bench_prefill.installed_facts(run)
+    (broken / "build_record.json").write_text('{"source": {}}')
+    assert bench_prefill.installed_facts(run)["record"] == {"source": {}}
+
+
+def test_generated_lengths_are_kept_as_their_text() -> None:
+    for lens, kept in (("8x1024", "8x1024"), ("random:9:1:5:20", "random:9:1:5:20"), ("5,0,7", [5, 0, 7])):
+        case = _cases.make_case("c", 1, 1, 0, lens, ())
+        assert _cases.Case.from_json(json.loads(json.dumps(case.to_json()))) == case
+        row = _report.build_row(case, {}, 4000.0)
+        assert row["lens"] == kept
 
 
 def test_a_peer_that_computes_something_else_is_a_problem(tmp_path: Path) -> None:
