@@ -24,6 +24,7 @@ README = ROOT / "README.md"
 RECORDS = ROOT / "wheels" / "records"
 RESULTS = ROOT / "benchmarks" / "results" / "prefill_h200.json"
 RUN = "run on hardware"
+PEER = "tokenspeed-flashkda"  # calls itself FlashKDA, as this project is called
 
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -78,16 +79,19 @@ def gpu_table(found: matrix.Matrix, records: Path = RECORDS) -> str:
 
 def _shape(row: dict[str, Any]) -> str:
     """A case in words: ``1 x 8192, 96 heads`` or the packed lengths."""
-    lens = row["lens"]
-    if lens is None:
+    if row["lens"] is None:
         return f"{row['batch']} x {row['seqlen']}, {row['nheads']} heads"
-    if len(set(lens)) == 1:
-        text = f"{len(lens)} x {lens[0]}"
-    elif len(lens) <= 8:
-        text = " + ".join(map(str, lens))
-    else:
-        text = f"{len(lens)} of {min(lens)} to {max(lens)}"
-    return f"packed {text}, {row['nheads']} heads"
+    return f"packed {_lengths(row['lens'])}, {row['nheads']} heads"
+
+
+def _lengths(lens: list[int] | str) -> str:
+    """Packed lengths in words; text is a generator's, see benchmarks/cases.toml."""
+    if isinstance(lens, list):
+        return " + ".join(map(str, lens))
+    if lens.startswith("random:"):
+        _, count, low, high, _ = lens.split(":")
+        return f"{count} of {low} to {high}"
+    return lens.replace("x", " x ")
 
 
 def _ms(value: float | None) -> str:
@@ -126,7 +130,7 @@ def times_table(path: Path = RESULTS) -> str:
         f"`{(found['commit'] or 'unknown')[:12]}`; {peers}. Copy rate in the same run: "
         f"{found['copy_gbps'] / 1000:.2f} TB/s.\n\n"
     )
-    head = ("batch x tokens (D = 128)", "floor, ms", "flash-kda, ms", "FlashKDA, ms", "FLA, ms")
+    head = ("batch x tokens (D = 128)", "floor, ms", "flash-kda, ms", f"{PEER}, ms", "FLA, ms")
     return intro + table(head, (_times(row) for row in found["rows"]))
 
 
@@ -135,12 +139,12 @@ def errors_table(path: Path = RESULTS) -> str:
     found = results(path)
     if found is None:
         return _missing(path)
-    head = ("inputs", "flash-kda", "FlashKDA", "FLA")
+    head = ("inputs", "flash-kda", PEER, "FLA")
     names = ("ours", "flashkda", "fla")
     setup = found["accuracy_setup"]
     intro = (
-        f"{setup['seqlen']} tokens, {setup['nheads']} heads; mean over {setup['batch']} draws; no initial "
-        "state unless the line says so.\n\n"
+        f"{setup['seqlen']} tokens, {setup['nheads']} heads, mean over {setup['batch']} draws and no initial "
+        "state, unless the line says so.\n\n"
     )
     return intro + table(
         head, ((row["case"], *(_error(row.get(name)) for name in names)) for row in found["accuracy"])

@@ -1,7 +1,8 @@
 """Runs tests/gpu against a wheel on the GPU it was built for, and writes down what happened.
 
 ``python -m ci.gpu_tests --target sm90a [--wheel FILE]``.  Standard library only, no network: the machine with
-the GPU needs nothing but Python, torch, numpy and pytest.  The wheel goes, without dependencies, into a new
+the GPU needs nothing but Python, torch, numpy, pytest and fla-core (``--fla-path DIR`` where that is only
+unpacked; ``--allow-missing-fla`` skips its tests).  The wheel goes, without dependencies, into a new
 environment that sees those; the tests run from a copy outside the source tree, so that they cannot import it
 by accident.
 """

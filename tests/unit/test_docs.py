@@ -176,7 +176,7 @@ RESULT = {
             "batch": 1,
             "seqlen": 48,
             "nheads": 2,
-            "lens": [16, 16, 16],
+            "lens": "3x16",
             "floor_ms": 0.1,
             "ours_ms": None,
             "peers": {"fla": 2.0},
@@ -197,6 +197,14 @@ def test_result_tables(tmp_path: Path) -> None:
     assert "| 1 x 8192, 96 heads | 0.250 | 0.500 | 1.000 (2.00 x) |  |" in times
     assert "| packed 3 x 16, 2 heads | 0.100 |  |  |  |" in times
     assert "| keys | 4.0e-03 / 3.0e-03 |  | 1.0e-01 / 2.0e-01 |" in docs.errors_table(path)
+
+
+@pytest.mark.parametrize(
+    ("lens", "text"),
+    [([5, 0, 7], "5 + 0 + 7"), ("4096x16", "4096 x 16"), ("random:256:1:512:64319", "256 of 1 to 512")],
+)
+def test_packed_lengths_in_words(lens: list[int] | str, text: str) -> None:
+    assert docs._shape({"lens": lens, "nheads": 2}) == f"packed {text}, 2 heads"
 
 
 def test_no_figures_without_a_result_file() -> None:
