@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "flash_kda", "csrc", "ci")
 # The date of files in a wheel made outside git, for example from an sdist: 2020-01-01.
 FALLBACK_EPOCH = 1577836800
-_LEFTOVERS = shutil.ignore_patterns("__pycache__", "*.py[cod]", "*.so", "*.o", "build", "*.egg-info")
+_LEFTOVERS = shutil.ignore_patterns(
+    "__pycache__", "*.py[cod]", "*.so", "*.o", "build_record.json", "build", "*.egg-info"
+)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,13 @@ def test_the_copy_holds_the_text_on_disk_and_not_a_deleted_file(checkout: Path, 
     assert not (copied / "setup.py").exists()
 
 
+def test_this_repository_ignores_what_a_build_in_place_leaves() -> None:
+    left = ["flash_kda/_C.abi3.so", "flash_kda/build_record.json"]
+    command = ["git", "-c", f"safe.directory={source.ROOT}", "check-ignore", *left]
+    done = subprocess.run(command, check=False, cwd=source.ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == left
+
+
 def test_an_existing_target_is_refused(checkout: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a new folder"):
         source.copy(tmp_path, checkout)
@@ -55,7 +62,8 @@ def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:
 
 
 def test_outside_git_leftovers_stay_behind_too(tmp_path: Path) -> None:
-    for name in ("setup.py", "csrc/a.cu", "csrc/a.o", "flash_kda/__pycache__/a.pyc", "flash_kda/_C.abi3.so"):
+    leftovers = ("csrc/a.o", "flash_kda/__pycache__/a.pyc", "flash_kda/_C.abi3.so", "flash_kda/build_record.json")
+    for name in ("setup.py", "csrc/a.cu", *leftovers):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     assert source.files(tmp_path) == ["csrc/a.cu", "setup.py"]
