@@ -52,7 +52,8 @@ def fwd(
             sequences with ``cu_seqlens``.
         final_state: bf16 or fp32 ``[N, HV, V, K]``, contiguous, written; may be ``initial_state`` itself.
         cu_seqlens: int64 or int32 ``[N + 1]`` on the device of q: sequence n is tokens
-            ``cu_seqlens[n] : cu_seqlens[n + 1]`` of the one batch row; 0 first, T last, never decreasing.
+            ``cu_seqlens[n] : cu_seqlens[n + 1]`` of the one batch row; 0 first, T last, never decreasing (not
+            checked on a GPU, which would have to be waited for).
         backend: ``auto``, ``cuda`` or ``reference``.
 
     q, k, v, g and out may be strided views: stride 1 in the last dimension, the other strides multiples of 8
@@ -63,7 +64,8 @@ def fwd(
 
     Raises:
         TypeError: an argument of a wrong type or dtype.
-        ValueError: any other bad argument, named in the message, before anything is launched.
+        ValueError: any other bad argument that metadata can show, named in the message, before anything is
+            launched (contents of ``cu_seqlens`` only on the CPU).
         flash_kda.Unavailable: (a ValueError) the backend cannot run this call here; ``refusals`` says why.
     """
     sizes = check_fwd(
