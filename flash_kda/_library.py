@@ -28,7 +28,7 @@ UNDEFINED_SYMBOL = "undefined_symbol"
 LOAD_ERROR = "load_error"
 NAME_TAKEN = "name_taken"
 
-_REBUILD = "build it here with: pip install -v --no-build-isolation ."
+_REBUILD = "build one, from a source checkout: pip install -v --no-build-isolation ."
 _SYMBOL = re.compile(r"undefined symbol: ([^\s,]+)")
 
 

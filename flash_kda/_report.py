@@ -277,6 +277,22 @@ def device_problems(gpus: tuple[Gpu, ...], torch_info: dict[str, Any], made: tup
     return problems
 
 
+def driver_problems(driver: dict[str, str | None], record: dict[str, Any] | None) -> list[str]:
+    """A driver older than the CUDA runtime inside the library. One major version's runtimes run under each of
+    its drivers, so that only the majors are compared."""
+    runs, toolkit = driver["cuda"], (_recorded(record, "cuda") or {}).get("toolkit")
+    if runs is None or toolkit is None or _major(runs) >= _major(toolkit):
+        return []
+    return [
+        f"the driver runs CUDA up to {runs}, and the library holds the runtime of CUDA {toolkit}: it needs a "
+        f"driver for CUDA {_major(toolkit)} or newer; update the driver."
+    ]
+
+
+def _major(version: str) -> int:
+    return int(version.split(".")[0])
+
+
 def collect() -> Report:
     """Gathers everything. Never raises for what an install may lack."""
     torch, error = import_torch()
@@ -284,10 +300,11 @@ def collect() -> Report:
     library = library_facts(torch)
     gpus = torch_gpus(torch)
     made = choices(gpus, library)
-    owned_by, record = owners(), _library.build_record()
+    owned_by, record, driver = owners(), _library.build_record(), driver_facts()
     problems = [
         *name_problems(owned_by, _library.FOLDER, sys.path),
         *library_problems(library, record),
+        *driver_problems(driver, record),
         *device_problems(gpus, torch_info, made),
     ]
     return Report(
@@ -298,7 +315,7 @@ def collect() -> Report:
         build_record=record,
         library=library,
         torch=torch_info,
-        driver=driver_facts(),
+        driver=driver,
         gpus=gpus,
         choices=made,
         owners=owned_by,

@@ -133,6 +133,26 @@ def test_what_the_library_says_must_agree_with_its_bytes(facts: Any, record: Any
     assert says is None or says in problems[0]
 
 
+@pytest.mark.parametrize(
+    ("runs", "toolkit", "old"),
+    [
+        ("12.8", "13.0", True),
+        ("13.0", "13.0", False),
+        ("13.0", "13.5", False),
+        ("14.0", "13.5", False),
+        (None, "13.0", False),
+        ("12.8", None, False),
+    ],
+)
+def test_a_driver_older_than_the_runtime_inside_is_a_problem(
+    runs: str | None, toolkit: str | None, old: bool
+) -> None:
+    record = {"cuda": {"toolkit": toolkit}} if toolkit else None
+    problems = _report.driver_problems({"version": None, "cuda": runs}, record)
+    assert len(problems) == old
+    assert not old or ("up to 12.8" in problems[0] and "CUDA 13.0" in problems[0])
+
+
 def test_a_gpu_left_to_the_slow_backend_is_a_problem() -> None:
     gpu = _report.Gpu("cuda:0", "H200", "9.0")
     choice = _report.Choice("cuda:0", "reference", (Refusal("cuda", "missing_file", "not there"),))
