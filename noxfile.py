@@ -1,4 +1,7 @@
-"""Sessions of the factory.  Each installs what ``ci/`` imports and calls it; the work is there."""
+"""Sessions of the factory.  Each installs what ``ci/`` imports and calls it; the work is there.
+
+The wheels serve Python 3.10 and newer; the factory itself runs under 3.11 and newer.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ci import wheels
 from ci.errors import run_cli
 from ci.venv import checks
 
@@ -15,6 +16,7 @@ FOLDERS = ("tests/unit", "tests/build")
 
 def main() -> int:
     """Command line; returns pytest's exit code (no test found is 5, a failure too)."""
+    wheels.check_python()
     arguments = sys.argv[1:] or list(FOLDERS)
     command = [str(checks().python), "-m", "pytest", *arguments]
     return subprocess.run(command, check=False, cwd=ROOT).returncode
