@@ -19,7 +19,7 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> None:
     if version < CHECKERS_NEED:
         need, got = (".".join(map(str, pair)) for pair in (CHECKERS_NEED, version))
         raise ToolchainError(
-            f"the checkers of wheels: expected Python {need} or newer (torch-abi-audit needs it), got {got}.\n"
+            f"the checkers of wheels need Python {need} (torch-abi-audit does), got {got}.\n"
             f"Next: python{need} -m pip install nox && python{need} -m nox -s build_wheels"
         )
 
