@@ -1,6 +1,7 @@
 """Installs wheels beside a torch without a GPU and uses them.
 
-``python -m ci.import_check [--python 3.12] [FILE ...]``; without ``--python``, every Python of the matrix.
+``python -m ci.import_check [--python 3.12] [--torch 2.10.0] [FILE ...]``; without either, every Python of the
+matrix beside the build's torch, and the first Python beside each other torch of the matrix.
 
 Shows that one wheel serves another Python, that it loads without CUDA, that the reference backend answers,
 and that an error thrown in C++ arrives as a Python exception (a library with its own copy of libgcc aborts
@@ -34,12 +35,21 @@ def interpreter(given: str) -> Path:
     return Path(found).expanduser()
 
 
-def check(wheel: Path, python: Path | None = None) -> None:
+def combinations(pythons: list[str], torch: str | None, table: matrix.Matrix) -> list[tuple[str, str]]:
+    """Pairs of Python and torch to import under; `pythons` empty and `torch` None mean the matrix's."""
+    chosen, build = pythons or list(table.test_python), table.project.torch_build
+    if torch or pythons:
+        return [(python, torch or build) for python in chosen]
+    others = [other for other in table.test_torch if other != build]
+    return [(python, build) for python in chosen] + [(chosen[0], other) for other in others]
+
+
+def check(wheel: Path, python: Path | None = None, torch: str | None = None) -> None:
     """Install `wheel` alone into a folder and run ``import_probe.py`` on it.
 
     Raises MetadataError when pip refuses the wheel and AbiError when it does not load or does not answer.
     """
-    tools = checks(python)
+    tools = checks(python, torch)
     with tempfile.TemporaryDirectory(prefix="flash-kda-import-") as scratch:
         site = Path(scratch, "site")
         _install(wheel, site, tools)
@@ -82,11 +92,12 @@ def main() -> int:
         action="append",
         help="version such as 3.12, or the path of an interpreter (default: the matrix's)",
     )
+    parser.add_argument("--torch", help="version such as 2.10.0 (default: the matrix's)")
     given = parser.parse_args()
-    pythons = [interpreter(name) for name in given.python or matrix.load().test_python]
-    for python in pythons:
+    pairs = combinations(given.python or [], given.torch, matrix.load())
+    for python, torch in [(interpreter(python), torch) for python, torch in pairs]:
         for wheel in given.wheel or wheels.built():
-            check(wheel.resolve(), python)
+            check(wheel.resolve(), python, torch)
     return 0
 
 

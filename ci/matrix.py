@@ -239,3 +239,8 @@ def _check_floors(where: str, matrix: Matrix) -> None:
             raise ConfigError(
                 f"{where}: torch {torch} is older than project.torch_target {matrix.project.torch_target}."
             )
+    if target not in [_version(torch)[:2] for torch in matrix.test_torch]:
+        wanted = matrix.project.torch_target
+        raise ConfigError(
+            f"{where}: test.torch: expected a torch {wanted}.* (project.torch_target), got none."
+        )

@@ -74,10 +74,10 @@ def locked(*names: str, torch: str | None = None, python: Path | None = None) ->
     return Venv(cache.make_once(folder, lambda path: _fill(path, locks, torch, interpreter)))
 
 
-def checks(python: Path | None = None) -> Venv:
-    """What tests and linters run in: one environment, since torch is the most of it."""
-    torch = matrix.load().project.torch_build
-    return locked("tests", "lint", "ci", "verify", torch=torch, python=python)
+def checks(python: Path | None = None, torch: str | None = None) -> Venv:
+    """What tests and linters run in: one environment, since torch is the most of it (default: the build's)."""
+    version = torch or matrix.load().project.torch_build
+    return locked("tests", "lint", "ci", "verify", torch=version, python=python)
 
 
 def _version(interpreter: Path) -> str:

@@ -159,6 +159,16 @@ def test_a_python_too_old_for_the_checkers_is_refused_at_once() -> None:
     wheels.check_python((3, 12))
 
 
+def test_the_oldest_torch_is_imported_under_too() -> None:
+    table = matrix.load()
+    build = table.project.torch_build
+    pairs = import_check.combinations([], None, table)
+    assert [python for python, torch in pairs if torch == build] == list(table.test_python)
+    assert {torch for _, torch in pairs} == set(table.test_torch)
+    assert import_check.combinations(["3.12"], None, table) == [("3.12", build)]
+    assert import_check.combinations(["3.12"], "2.11.0", table) == [("3.12", "2.11.0")]
+
+
 def test_an_unknown_interpreter_is_refused() -> None:
     with pytest.raises(ConfigError, match="no such interpreter"):
         import_check.interpreter("2.6")

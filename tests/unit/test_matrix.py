@@ -89,7 +89,8 @@ BAD = {
     "architecture without a status": ("[arch.120f]", "[arch.121f]", "one table for each target"),
     "wrong test name": ('gpu_test = "sm90a"', 'gpu_test = "sm90"', "'sm90a'"),
     "old python": ('python = ["3.10"', 'python = ["3.9"', "older than project.python_tag"),
-    "old torch": ('torch = ["2.13.0"]', 'torch = ["2.9.1"]', "older than project.torch_target"),
+    "old torch": ('torch = ["2.10.0"', 'torch = ["2.9.1"', "older than project.torch_target"),
+    "oldest torch not tested": ('torch = ["2.10.0", ', "torch = [", "expected a torch 2.10.*"),
     "old build torch": ('torch_build = "2.13.0"', 'torch_build = "2.9.0"', "older than project.torch_target"),
     "not manylinux": ('plat = "manylinux_2_28_x86_64"', 'plat = "linux_x86_64"', "a manylinux tag"),
 }
