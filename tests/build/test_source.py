@@ -62,7 +62,12 @@ def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:
 
 
 def test_outside_git_leftovers_stay_behind_too(tmp_path: Path) -> None:
-    leftovers = ("csrc/a.o", "flash_kda/__pycache__/a.pyc", "flash_kda/_C.abi3.so", "flash_kda/build_record.json")
+    leftovers = (
+        "csrc/a.o",
+        "flash_kda/__pycache__/a.pyc",
+        "flash_kda/_C.abi3.so",
+        "flash_kda/build_record.json",
+    )
     for name in ("setup.py", "csrc/a.cu", *leftovers):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
