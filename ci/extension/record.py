@@ -81,7 +81,8 @@ def make(
             "ptxas": toolset.ptxas_version,
         },
         "cxx": toolset.cxx_version,
-        "torch": {"built_with": toolset.torch_version, "target": project.torch_target},
+        # Without the local label: headers of a CPU and a CUDA build are the same, and so is the wheel.
+        "torch": {"built_with": toolset.torch_version.partition("+")[0], "target": project.torch_target},
         "python": f"{project.python_tag}-abi3",
         "architectures": list(archs),
         "flags": {name: list(words) for name, words in flags.items()},
