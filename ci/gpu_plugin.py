@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ENV = "FLASH_KDA_GPU_TESTS_RESULT"
+FOLDER = "tests/gpu"
 COUNTS: Counter[str] = Counter()
 REASONS: set[str] = set()
 
@@ -40,6 +41,17 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
             REASONS.add(str(report.longrepr[2]))
 
 
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count what was found and then left out, by -k, -m, --deselect, --lf or a plugin."""
+    COUNTS["deselected"] += len(items)
+
+
+def _narrowed(config: pytest.Config) -> bool:
+    """Whether the command line may have left tests out."""
+    ignored = config.getoption("ignore") or config.getoption("ignore_glob")
+    return bool(COUNTS["deselected"] or ignored or config.args != [FOLDER])
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write what was seen."""
     package = sys.modules.get("flash_kda")
@@ -47,6 +59,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         "counts": {name: COUNTS[name] for name in ("passed", "failed", "errors", "skipped", "xfailed")},
         "skip_reasons": sorted(REASONS),
         "flash_kda_file": getattr(package, "__file__", None),
+        "narrowed": _narrowed(session.config),
         "pytest": pytest.__version__,
         "exit_code": int(exitstatus),
     }

@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -32,24 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT / "wheels"
 PLUGIN = Path(__file__).with_name("gpu_plugin.py")
 RESULT_ENV = "FLASH_KDA_GPU_TESTS_RESULT"
-TARGET_ENV = "FLASH_KDA_GPU_TARGET"
-
-# Run by the clean environment: what it would test, and on what.
-_PROBE = """
-import json, platform
-import torch
-import flash_kda
-found = torch.cuda.is_available()
-print("PROBE" + json.dumps({
-    "torch": torch.__version__,
-    "torch_cuda": torch.version.cuda,
-    "python": platform.python_version(),
-    "device": torch.cuda.get_device_name() if found else None,
-    "capability": list(torch.cuda.get_device_capability()) if found else None,
-    "flash_kda": flash_kda.__version__,
-    "flash_kda_file": flash_kda.__file__,
-}))
-"""
+TESTS = "tests/gpu"
 
 
 @dataclass(frozen=True)
@@ -63,15 +45,16 @@ class Environment:
 
 @dataclass(frozen=True)
 class Probe:
-    """What the clean environment has: versions, device name, compute capability (None: no GPU)."""
+    """What the clean environment has: versions, the GPU's name and compute capability (None: no GPU)."""
 
     torch: str
     torch_cuda: str | None
     python: str
     device: str | None
     capability: list[int] | None
+    driver: str | None
     flash_kda: str
-    flash_kda_file: str
+    location: str
 
 
 def parse_target(text: str) -> arch.Target:
@@ -104,11 +87,7 @@ def install(wheel: Path, folder: Path) -> Environment:
         raise ConfigError(f"--wheel {wheel}: no such file.\nNext: nox -s build_wheels")
     home = folder / "env"
     site = home / "site"
-    try:
-        venv.EnvBuilder(system_site_packages=True, with_pip=False, symlinks=True).create(home)
-        python = home / "bin" / "python"
-    except (OSError, subprocess.CalledProcessError):
-        python = Path(sys.executable)
+    venv.EnvBuilder(system_site_packages=True, with_pip=False, symlinks=True).create(home)
     # pip of the running Python: the new environment has none, and may not be able to get one.
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]
     command += ["--disable-pip-version-check", "--target", str(site), str(wheel)]
@@ -119,25 +98,43 @@ def install(wheel: Path, folder: Path) -> Environment:
         )
     # A virtual environment inside another sees the base's packages alone: those of the running one are added.
     paths = [str(site), *(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))]
-    return Environment(python, site, {"PYTHONPATH": os.pathsep.join(paths), "PYTHONNOUSERSITE": "1"})
+    return Environment(
+        home / "bin" / "python", site, {"PYTHONPATH": os.pathsep.join(paths), "PYTHONNOUSERSITE": "1"}
+    )
 
 
 def probe(environment: Environment, cwd: Path) -> Probe:
-    """Import torch and flash_kda in `environment`; GpuTestError when that fails or another flash_kda
-    answers."""
-    done = _python(environment, ["-c", _PROBE], cwd, capture=True)
-    line = next((line for line in done.stdout.splitlines() if line.startswith("PROBE")), None)
-    if done.returncode != 0 or line is None:
+    """What ``python -m flash_kda`` says in `environment`; GpuTestError when it or torch cannot be imported or
+    another flash_kda answers."""
+    done = _python(environment, ["-m", "flash_kda", "--json"], cwd, capture=True)
+    if done.returncode != 0:
         raise GpuTestError(
             f"the installed wheel cannot be imported:\n{done.stdout}{done.stderr}\nNext: python -m flash_kda"
         )
-    found = Probe(**json.loads(line.removeprefix("PROBE")))
-    if not is_inside(found.flash_kda_file, environment):
+    report = json.loads(done.stdout)
+    if not is_inside(report["location"], environment):
         raise GpuTestError(
-            f"flash_kda was imported from {found.flash_kda_file}; expected {environment.folder}.\n"
+            f"flash_kda was imported from {report['location']}; expected {environment.folder}.\n"
             "Next: look for a .pth file that names another copy"
         )
-    return found
+    if report["torch"]["error"]:
+        raise GpuTestError(f"torch: {report['torch']['error']}.\nNext: run with the Python that has torch")
+    return read_report(report)
+
+
+def read_report(report: dict[str, Any]) -> Probe:
+    """The facts of ``python -m flash_kda --json`` that a record holds; of several GPUs, the first's."""
+    gpu = report["gpus"][0] if report["gpus"] else None
+    return Probe(
+        torch=report["torch"]["version"],
+        torch_cuda=report["torch"]["cuda"],
+        python=report["python"],
+        device=gpu and gpu["name"],
+        capability=gpu and [int(part) for part in gpu["capability"].split(".")],
+        driver=report["driver"]["version"],
+        flash_kda=report["version"],
+        location=report["location"],
+    )
 
 
 def is_inside(file: str | None, environment: Environment) -> bool:
@@ -161,20 +158,18 @@ def check_device(target: arch.Target, found: Probe) -> None:
         )
 
 
-def run_tests(
-    environment: Environment, folder: Path, target: arch.Target, extra: list[str]
-) -> dict[str, Any]:
+def run_tests(environment: Environment, folder: Path, extra: list[str]) -> dict[str, Any]:
     """Run a copy of tests/gpu with pytest; returns the plugin's result and the command."""
     tests, result = folder / "tests", folder / "result.json"
     shutil.copytree(ROOT / "tests", tests, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copyfile(PLUGIN, folder / "flash_kda_gpu_plugin.py")
     environment.env["PYTHONPATH"] += os.pathsep + str(folder)
-    environment.env.update({RESULT_ENV: str(result), TARGET_ENV: target.name})
+    environment.env[RESULT_ENV] = str(result)
     arguments = ["-m", "pytest", "-p", "flash_kda_gpu_plugin", "-p", "no:cacheprovider"]
     config = ROOT / "pyproject.toml"
     if config.is_file():
         shutil.copyfile(config, folder / "pyproject.toml")
-    arguments += ["-ra", "tests/gpu", *extra]
+    arguments += ["-ra", TESTS, *extra]
     code = _python(environment, arguments, folder, capture=False).returncode
     if not result.is_file():
         raise GpuTestError(f"pytest ended with code {code} and left no result.\nNext: read its output above")
@@ -192,29 +187,14 @@ def _python(
     return subprocess.run(command, check=False, cwd=cwd, env=env, text=True, capture_output=capture)
 
 
-def driver_version() -> str | None:
-    """The driver's version by nvidia-smi, else by the kernel module, else None."""
-    try:
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        shown = subprocess.run(query, check=False, capture_output=True, text=True)
-        if shown.returncode == 0:
-            return shown.stdout.splitlines()[0].strip()
-    except OSError:
-        pass
-    module = Path("/proc/driver/nvidia/version")
-    match = re.search(r"(\d+\.\d+(?:\.\d+)?)", module.read_text()) if module.is_file() else None
-    return match.group(1) if match else None
-
-
 def make_record(wheel: Path, target: arch.Target, found: Probe, result: dict[str, Any]) -> dict[str, Any]:
     """What is written down: the wheel, the device, the software, the counts and the verdict."""
-    device = {name: value for name, value in asdict(found).items() if name != "flash_kda_file"}
+    device = {name: value for name, value in asdict(found).items() if name != "location"}
     return {
         "wheel": wheel.name,
         "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
         "target": f"sm{target.name}",
         **device,
-        "driver": driver_version(),
         "pytest": result["pytest"],
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": result["command"],
@@ -247,20 +227,24 @@ def write_record(record: dict[str, Any], folder: Path) -> Path:
 
 def gpu_tests(target: arch.Target, wheel: Path, records: Path, extra: list[str]) -> dict[str, Any]:
     """Install, probe, refuse another device, test, record; GpuTestError when not every test that ran
-    passed."""
+    passed.  When `extra` narrows the run to some of the tests there is no record: it would say too much."""
     with tempfile.TemporaryDirectory(prefix="flash-kda-gpu-") as scratch:
         folder = Path(scratch)
         environment = install(wheel, folder)
         found = probe(environment, folder)
         check_device(target, found)
         print(f"{wheel.name} on {found.device}, torch {found.torch}, Python {found.python}", flush=True)
-        result = run_tests(environment, folder, target, extra)
+        result = run_tests(environment, folder, extra)
         record = make_record(wheel, target, found, result)
-        path = write_record(record, records)
-        print(f"record: {path}", flush=True)
+        if result["narrowed"]:
+            kept = "no record: the arguments leave tests out"
+        else:
+            kept = f"record: {write_record(record, records)}"
+        print(kept, flush=True)
     if record["verdict"] != "passed":
         raise GpuTestError(
-            f"{record['verdict']}: {record['counts']}.\nExpected only passes.\nNext: read {path}"
+            f"{record['verdict']}: {record['counts']}.\nExpected only passes.\n"
+            f"Next: read the output above ({kept})"
         )
     return record
 

@@ -20,11 +20,16 @@ if TYPE_CHECKING:
     from handmade import MakeWheel
 
 pytest_plugins = ["handmade"]
+ROOT = Path(__file__).resolve().parents[2]
 HOPPER = arch.KERNEL_TARGETS[0].target
 PACKAGE = {"flash_kda/__init__.py": '__version__ = "0.1.0"\nMARK = "the wheel"\n'}
 PROBE = gpu_tests.Probe(
-    "2.11.0+cu130", "13.0", "3.12.3", "NVIDIA H200", [9, 0], "0.1.0", "/x/flash_kda/__init__.py"
+    "2.11.0+cu130", "13.0", "3.12.3", "NVIDIA H200", [9, 0], "580.1", "0.1.0", "/x/flash_kda"
 )
+REPORT = """
+import json, pathlib
+print(json.dumps({"location": str(pathlib.Path(__file__).parent), "torch": {"error": "no libcudart"}}))
+"""
 PASSING = "import flash_kda\n\ndef test_mark():\n    assert flash_kda.MARK == 'the wheel'\n"
 
 
@@ -45,14 +50,16 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def run(project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, **tests: str) -> tuple[Path, str]:
+def run(
+    project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, *extra: str, **tests: str
+) -> tuple[Path, str]:
     """Run `tests` (file name to text) as if on an H200; the folder of records and the error's text."""
     for name, text in tests.items():
         (project / "tests" / "gpu" / f"{name}.py").write_text(text)
     monkeypatch.setattr(gpu_tests, "probe", lambda _environment, _folder: PROBE)
     records, error = project / "records", ""
     try:
-        gpu_tests.gpu_tests(HOPPER, wheel, records, ["-q"])
+        gpu_tests.gpu_tests(HOPPER, wheel, records, ["-q", *extra])
     except GpuTestError as problem:
         error = str(problem)
     return records, error
@@ -77,9 +84,35 @@ def test_a_passing_run_is_recorded(project: Path, wheel: Path, monkeypatch: pyte
     assert keys <= set(record)
 
 
-def test_the_target_reaches_the_tests(project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = PASSING + f"    import os\n    assert os.environ['FLASH_KDA_GPU_TARGET'] == {HOPPER.name!r}\n"
-    assert run(project, wheel, monkeypatch, test_a=text)[1] == ""
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["-k", "mark"],
+        ["-m", "not slow"],
+        ["--deselect", "tests/gpu/test_b.py::test_other"],
+        ["--ignore", "tests/gpu/test_b.py"],
+        ["--ignore-glob", "*test_b.py"],
+        ["tests/gpu/test_a.py::test_mark"],
+        ["tests/gpu/test_a.py"],
+    ],
+)
+def test_a_run_of_some_tests_leaves_no_record(
+    extra: list[str], project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "import pytest, flash_kda\n\n@pytest.mark.slow\ndef test_other():\n    pass\n"
+    records, error = run(project, wheel, monkeypatch, *extra, test_a=PASSING, test_b=other)
+    assert error == "" and not records.exists()
+    _, error = run(project, wheel, monkeypatch, *extra, test_a=PASSING + "    assert False\n", test_b=other)
+    assert error.startswith("failed") and not records.exists()
+
+
+def test_an_option_with_a_value_leaves_no_test_out(
+    project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option = "def pytest_addoption(parser):\n    parser.addoption('--fla-path')\n"
+    extra = ("--fla-path", str(project), "-x", "-v")
+    records, error = run(project, wheel, monkeypatch, *extra, test_a=PASSING, conftest=option)
+    assert error == "" and only_record(records)["verdict"] == "passed"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +167,9 @@ def test_tests_that_import_no_flash_kda_are_no_success(
     assert only_record(records)["verdict"] == "another flash_kda was tested"
 
 
-def test_without_a_gpu_it_refuses_and_records_nothing(project: Path, wheel: Path) -> None:
+def test_without_a_gpu_it_refuses_and_records_nothing(project: Path, make_wheel: MakeWheel) -> None:
+    sources = sorted((ROOT / "flash_kda").rglob("*.py"))
+    wheel = make_wheel({str(path.relative_to(ROOT)): path.read_text() for path in sources})
     with pytest.raises(TargetMismatchError, match="no GPU: expected a GPU of compute capability"):
         gpu_tests.gpu_tests(HOPPER, wheel, project / "records", [])
     assert not (project / "records").exists()
@@ -186,12 +221,34 @@ def test_a_wheel_that_does_not_import_is_an_error(tmp_path: Path, make_wheel: Ma
 
 def test_the_source_tree_in_the_way_is_noticed(project: Path, tmp_path: Path, make_wheel: MakeWheel) -> None:
     environment = gpu_tests.install(make_wheel({"other/__init__.py": ""}, name="other"), tmp_path)
-    (project / "flash_kda" / "__init__.py").write_text('__version__ = "0"\n')
+    said = json.dumps({"location": str(project / "flash_kda")})
+    (project / "flash_kda" / "__main__.py").write_text(f"print({said!r})\n")
     with pytest.raises(GpuTestError, match="flash_kda was imported from"):
         gpu_tests.probe(environment, project)
 
 
+def test_the_probe_reads_what_the_package_reports() -> None:
+    import flash_kda
+    from flash_kda import _report
+
+    report = _report.collect().as_dict()
+    assert gpu_tests.read_report(report | {"gpus": []}).capability is None
+    gpus = [{"device": "cuda:0", "name": "NVIDIA H200", "capability": "9.0"}]
+    found = gpu_tests.read_report(json.loads(json.dumps(report | {"gpus": gpus})))
+    assert (found.device, found.capability, found.flash_kda) == ("NVIDIA H200", [9, 0], flash_kda.__version__)
+    assert found.torch and Path(found.location) == Path(flash_kda.__file__).parent
+
+
+def test_a_wheel_beside_a_torch_that_does_not_import_is_an_error(
+    tmp_path: Path, make_wheel: MakeWheel
+) -> None:
+    files = {"flash_kda/__init__.py": "", "flash_kda/__main__.py": REPORT}
+    environment = gpu_tests.install(make_wheel(files), tmp_path)
+    with pytest.raises(GpuTestError, match="torch: no libcudart"):
+        gpu_tests.probe(environment, tmp_path)
+
+
 def test_it_needs_nothing_but_the_standard_library() -> None:
     code = "import sys\nfor name in ('rich', 'torch', 'elftools', 'packaging'): sys.modules[name] = None\n"
-    done = subprocess.run([sys.executable, "-c", code + "import ci.gpu_tests"], check=False, cwd=Path.cwd())
+    done = subprocess.run([sys.executable, "-c", code + "import ci.gpu_tests"], check=False, cwd=ROOT)
     assert done.returncode == 0
