@@ -57,7 +57,7 @@ def gpu_tests(session: nox.Session) -> None:
 
 @nox.session
 def import_matrix(session: nox.Session) -> None:
-    """Use the wheels under every Python of the matrix, without a GPU; ``-- --python 3.12`` for one."""
+    """Use the wheels under the matrix's Pythons and torches, without a GPU; ``-- --python 3.12`` for one."""
     call(session, "import_check")
 
 
