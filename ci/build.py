@@ -52,8 +52,7 @@ def tools_for(row: CudaRow) -> Tools:
 def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) -> dict[str, str]:
     """The whole environment of the build: nothing of the caller's but the way to its compilers.
 
-    Every variable that ``setup.py`` reads is set here, so that none is lost on the way (R1) and none leaks
-    in.
+    Every variable that ``setup.py`` reads is set here, so that none is lost on the way and none leaks in.
     """
     work, revision = _plan(row, archs), source.revision()
     commit = f"{revision.commit}{'+dirty' if revision.dirty else ''}" if revision.commit else None

@@ -1,4 +1,4 @@
-"""Asking the real nvcc of the locked toolkits: scenarios B33, B35 and B36."""
+"""Asking the real nvcc of the locked toolkits."""
 
 from __future__ import annotations
 
@@ -41,12 +41,6 @@ def test_the_matrix_records_what_nvcc_emits(homes: Mapping[str, Path], toolkit: 
     real = _nvcc(homes[toolkit])
     suffixed = {t for emits in matrix.load().emits.values() for t in emits}
     assert matrix.load().emittable(toolkit) == {target for target in suffixed if real.emits(target)}
-
-
-@pytest.mark.parametrize("name", ["foo", "9.0a", "90A", "090a", "90af"])
-def test_b33_spellings_nvcc_refuses_never_reach_it(homes: Mapping[str, Path], name: str) -> None:
-    choices, problems = arch.parse_list(name)
-    assert problems or [choice.name for choice in choices] == ["90a"]
 
 
 def test_rows_pass_the_real_compile(homes: Mapping[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""More than 2^31 elements (R15): halves that carry the state, far-apart batches, large states."""
+"""More than 2^31 elements: halves that carry the state, far-apart batches, large states."""
 
 from __future__ import annotations
 

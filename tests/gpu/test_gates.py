@@ -1,4 +1,4 @@
-"""Gates at their ends (R10), nearly parallel keys (R11), sizes of q and k."""
+"""Gates at their ends, nearly parallel keys, sizes of q and k."""
 
 from __future__ import annotations
 

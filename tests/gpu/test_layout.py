@@ -1,4 +1,4 @@
-"""Strided inputs and outputs (R14): right values, or an error that names the tensor."""
+"""Strided inputs and outputs: right values, or an error that names the tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed sequences (R12): empty ones anywhere, one token, every remainder, many."""
+"""Packed sequences: empty ones anywhere, one token, every remainder, many."""
 
 from __future__ import annotations
 

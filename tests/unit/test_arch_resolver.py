@@ -1,4 +1,9 @@
-"""The build-time resolver, scenarios B1 to B29 by name, with a made-up nvcc and made-up GPUs."""
+"""The build-time resolver with a made-up nvcc and made-up GPUs.
+
+The numbers b1 to b36 in names of tests count the scenarios of choosing architectures, one a situation of the
+user: b1 to b29 are here, b30 to b32 in test_nvcc.py, b33, b35 and b36 in tests/build/test_nvcc_probe.py, b34
+in tests/build/test_setup.py.
+"""
 
 from __future__ import annotations
 

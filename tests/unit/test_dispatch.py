@@ -32,15 +32,15 @@ def facts(cc: tuple[int, int] | None, archs: str = "90a,100a", code: str = "load
     ("cc", "archs", "code"),
     [
         ((9, 0), "90a,100a", None),
-        ((10, 3), "90a,100a", "not_in_wheel"),  # R20
-        ((10, 0), "100f", None),  # R21
+        ((10, 3), "90a,100a", "not_in_wheel"),
+        ((10, 0), "100f", None),
         ((10, 3), "100f", None),
         ((10, 7), "100f", None),
         ((12, 0), "100f", "not_in_wheel"),
-        ((10, 0), "100a,100f", None),  # R22
-        ((12, 1), "120a", "not_in_wheel"),  # R23
+        ((10, 0), "100a,100f", None),
+        ((12, 1), "120a", "not_in_wheel"),
         ((12, 1), "120f", None),
-        ((10, 3), "100f+PTX", None),  # R24
+        ((10, 3), "100f+PTX", None),
         ((12, 0), "100f+PTX", "not_in_wheel"),
         ((9, 0), "", "not_in_wheel"),
         ((8, 9), "90a", "no_kernel"),

@@ -1,4 +1,4 @@
-"""Asking nvcc: scenarios B30 to B32, with a shell script in nvcc's place."""
+"""Asking nvcc, with a shell script in nvcc's place."""
 
 from __future__ import annotations
 
