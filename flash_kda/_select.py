@@ -66,7 +66,7 @@ def select(backend: str, device_type: str, index: int | None, head_k: int, head_
     Raises:
         Unavailable: no backend, or not the named one, can run it.
     """
-    return _select(device_type, index, Request(backend, "bfloat16", head_k, head_v, gate))
+    return _select(device_type, index, Request(backend, head_k, head_v, gate))
 
 
 # Tracing sees a constant: the facts of an install do not change under a compiled graph. This is the mark that

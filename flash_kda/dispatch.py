@@ -5,7 +5,7 @@ Three questions, asked of each backend in this order and never merged:
 1. capability: have kernels been written for this device? (``no_device``, ``no_kernel``)
 2. availability: can this install deliver them now? (``missing_file``, ``undefined_symbol``, ``load_error``,
    ``name_taken``, ``not_in_wheel``)
-3. suitability: do they do this dtype, these sizes, this gate? (``unsuitable``)
+3. suitability: do they do these sizes, this gate? (``unsuitable``)
 
 ``decide`` imports no torch, reads no device and never raises. ``auto`` takes the first backend of ``ORDER``
 without a refusal; a named backend is taken or refused, nothing else is tried.
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ._library import LOADED
 from .arch import KERNEL_TARGETS, Capability, Choice, best_for, runs
 
 AUTO = "auto"
@@ -67,10 +68,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Request:
-    """What a call asks for: backend name or ``auto``, dtype of q/k/v, head sizes, kind of gate."""
+    """What a call asks for: backend name or ``auto``, head sizes, kind of gate. Tensors are bf16 by then."""
 
     backend: str = AUTO
-    dtype: str = "bfloat16"
     head_k: int = CUDA_HEAD_DIM
     head_v: int = CUDA_HEAD_DIM
     gate: str = BOUNDED
@@ -132,7 +132,7 @@ def _wanted(cc: Capability) -> str:
 
 def _library_availability(facts: Facts) -> tuple[str, str] | None:
     library, device = facts.library, facts.device
-    if library.code != "loaded":
+    if library.code != LOADED:
         return library.code, library.text
     if device.capability is None or best_for(library.choices, device.capability) is not None:
         return None
@@ -147,8 +147,6 @@ def _library_availability(facts: Facts) -> tuple[str, str] | None:
 
 
 def _cuda_suitability(request: Request) -> tuple[str, str] | None:
-    if request.dtype != "bfloat16":
-        return UNSUITABLE, f"q, k, v are {request.dtype}, the kernels take bfloat16"
     if (request.head_k, request.head_v) != (CUDA_HEAD_DIM, CUDA_HEAD_DIM):
         # A traced call knows only that a dynamic size is not 128, and passes 0.
         got = f"K = {request.head_k or '?'}, V = {request.head_v or '?'}"

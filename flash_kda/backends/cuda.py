@@ -6,22 +6,6 @@ import torch
 from torch import Tensor
 
 
-def run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float,
-    out: Tensor,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    lower_bound: float,
-    initial_state: Tensor | None,
-    final_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> None:
-    """Launches on the current stream of q's device; see ``flash_kda.fwd`` for the arguments."""
-    torch.ops.flash_kda.fwd.default(
-        q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
-    )
+def run(*arguments: Tensor | float | None) -> None:
+    """Launches on the current stream of q's device; the arguments are the operator's, see ``_ops.SCHEMA``."""
+    torch.ops.flash_kda.fwd.default(*arguments)

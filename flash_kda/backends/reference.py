@@ -19,27 +19,12 @@ STEPS = 64  # tokens whose inputs are activated at once; bounds the float64 copi
 SOFTPLUS_LOWER_BOUND = 0.0  # the operator's float that stands for lower_bound=None
 
 
-def run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float,
-    out: Tensor,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    lower_bound: float,
-    initial_state: Tensor | None,
-    final_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> None:
-    """See ``flash_kda.fwd``. On CPU and meta tensors the main operator, elsewhere ``fwd_reference``."""
-    args = (q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens)
+def run(q: Tensor, *rest: Tensor | float | None) -> None:
+    """The arguments are the operator's. CPU and meta tensors: ``fwd``; others: ``fwd_reference``."""
     if q.device.type in ("cpu", "meta"):
-        torch.ops.flash_kda.fwd.default(*args)
+        torch.ops.flash_kda.fwd.default(q, *rest)
     else:
-        torch.ops.flash_kda.fwd_reference.default(*args)
+        torch.ops.flash_kda.fwd_reference.default(q, *rest)
 
 
 class _Rows:

@@ -71,7 +71,6 @@ def test_load_failures_keep_their_code_and_text(code: str) -> None:
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
-        (Request("cuda", dtype="float16"), "float16"),
         (Request("cuda", head_k=64), "K = 64, V = 128"),
         (Request("cuda", head_v=256), "K = 128, V = 256"),
         (Request("cuda", head_k=0), r"K = ?"),
@@ -102,7 +101,7 @@ def test_it_is_total_and_auto_always_finds_a_backend() -> None:
     for cc, code, backend, k, gate in itertools.product(
         devices, codes, ("auto", *ORDER, "", "AUTO"), (0, 1, 128), ("bounded", "softplus", "?")
     ):
-        decision = decide(facts(cc, "90a", code), Request(backend, "bfloat16", k, 128, gate))
+        decision = decide(facts(cc, "90a", code), Request(backend, k, 128, gate))
         assert (decision.backend is None) <= bool(decision.refusals)
         if backend == "auto":
             assert decision.backend in ORDER
