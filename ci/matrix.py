@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ci.archs import arch
 from ci.errors import ConfigError
-from ci.toml import TomlError, read_toml
+from ci.toml import Table, open_table
 
 PATH = Path(__file__).with_name("matrix.toml")
 STATUSES = ("run on hardware", "built, not run", "opt-in, not run")
@@ -24,6 +22,11 @@ class Project:
     torch_target: str
     python_tag: str
     plat: str
+
+    @property
+    def python(self) -> str:
+        """The oldest Python served: ``3.10`` of ``cp310``."""
+        return f"{self.python_tag[2]}.{self.python_tag[3:]}"
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,15 @@ class CudaRow:
 
 @dataclass(frozen=True)
 class ArchInfo:
-    """What is known of one architecture beyond the kernel table: how far it was tried, its GPU-test name."""
+    """What is known of one architecture beyond the kernel table: how far it was tried."""
 
     name: str
     status: str
-    gpu_test: str
+
+    @property
+    def gpu_test(self) -> str:
+        """Its name on the command line of the GPU tests, ``sm90a``."""
+        return f"sm{self.name}"
 
 
 @dataclass(frozen=True)
@@ -78,54 +85,15 @@ class Matrix:
         return self.emits[toolkit]
 
 
-class _Reader:
-    """One TOML table being read: hands out checked values and refuses what nobody asked for."""
-
-    def __init__(self, where: str, table: object) -> None:
-        if not isinstance(table, dict):
-            raise ConfigError(f"{where}: expected a table, got {table!r}.")
-        self.where = where
-        self.left: dict[str, Any] = dict(table)
-
-    def fail(self, key: str, expected: str, got: object) -> ConfigError:
-        return ConfigError(f"{self.where}.{key}: expected {expected}, got {got!r}.")
-
-    def take(self, key: str) -> Any:
-        if key not in self.left:
-            raise ConfigError(f"{self.where}: key '{key}' is missing.")
-        return self.left.pop(key)
-
-    def text(self, key: str, pattern: str, expected: str) -> str:
-        value = self.take(key)
-        if not isinstance(value, str) or re.fullmatch(pattern, value) is None:
-            raise self.fail(key, expected, value)
-        return value
-
-    def texts(self, key: str, pattern: str, expected: str) -> tuple[str, ...]:
-        values = self.take(key)
-        good = isinstance(values, list) and bool(values)
-        good = good and all(isinstance(v, str) and re.fullmatch(pattern, v) for v in values)
-        if not good or len(set(values)) != len(values):
-            raise self.fail(key, f"a list without repeats of {expected}", values)
-        return tuple(values)
-
-    def done(self) -> None:
-        if self.left:
-            raise ConfigError(f"{self.where}: unknown key {', '.join(map(repr, sorted(self.left)))}.")
-
-
 def load(path: Path | None = None) -> Matrix:
     """Read the matrix (`path`: another file); ConfigError names the key, what it holds and takes."""
     source = path or PATH
-    try:
-        top = _Reader(source.name, read_toml(source))
-    except (OSError, TomlError) as error:
-        raise ConfigError(f"{source}: cannot be read: {error}") from error
+    top = open_table(source)
     emits = _read_toolkits(top)
     project = _read_project(top)
     rows = _read_rows(top, emits)
     archs = _read_archs(top, rows)
-    test = _Reader(f"{source.name}: test", top.take("test"))
+    test = top.table("test")
     python = test.texts("python", r"3\.[0-9]+", "Python versions such as '3.10'")
     torch = test.texts("torch", r"[0-9]+\.[0-9]+\.[0-9]+", "torch versions such as '2.13.0'")
     test.done()
@@ -135,29 +103,29 @@ def load(path: Path | None = None) -> Matrix:
     return matrix
 
 
-def _targets(reader: _Reader, key: str) -> tuple[arch.Target, ...]:
+def _targets(reader: Table, key: str) -> tuple[arch.Target, ...]:
     names = reader.texts(key, r"[0-9]+[af]", "suffixed targets such as '90a'")
     try:
         targets = tuple(arch.parse_target(name) for name in names)
     except arch.ArchSelectionError as error:
-        raise ConfigError(f"{reader.where}.{key}: {error}") from error
+        raise ConfigError(f"{reader.where}: '{key}': {error}") from error
     if list(targets) != sorted(targets):
         raise reader.fail(key, "targets in ascending order", list(names))
     return targets
 
 
-def _read_toolkits(top: _Reader) -> dict[str, frozenset[arch.Target]]:
-    table = _Reader(f"{top.where}: toolkit", top.take("toolkit")).left
+def _read_toolkits(top: Table) -> dict[str, frozenset[arch.Target]]:
+    table = top.table("toolkit")
     emits: dict[str, frozenset[arch.Target]] = {}
-    for version, body in table.items():
-        reader = _Reader(f"{top.where}: toolkit.{version}", body)
+    for version in list(table.left):
+        reader = table.table(version)
         emits[version] = frozenset(_targets(reader, "emits"))
         reader.done()
     return emits
 
 
-def _read_project(top: _Reader) -> Project:
-    reader = _Reader(f"{top.where}: project", top.take("project"))
+def _read_project(top: Table) -> Project:
+    reader = top.table("project")
     project = Project(
         torch_build=reader.text("torch_build", r"[0-9]+\.[0-9]+\.[0-9]+", "a torch version such as '2.13.0'"),
         torch_target=reader.text("torch_target", r"[0-9]+\.[0-9]+", "a torch version such as '2.10'"),
@@ -168,18 +136,15 @@ def _read_project(top: _Reader) -> Project:
     return project
 
 
-def _read_rows(top: _Reader, emits: Mapping[str, frozenset[arch.Target]]) -> tuple[CudaRow, ...]:
-    tables = top.take("cuda")
-    if not isinstance(tables, list) or not tables:
-        raise top.fail("cuda", "at least one [[cuda]] table", tables)
-    rows = tuple(_read_row(_Reader(f"{top.where}: cuda[{i}]", t), emits) for i, t in enumerate(tables))
+def _read_rows(top: Table, emits: Mapping[str, frozenset[arch.Target]]) -> tuple[CudaRow, ...]:
+    rows = tuple(_read_row(table, emits) for table in top.tables("cuda"))
     labels = [row.label for row in rows]
     if len(set(labels)) != len(labels):
         raise top.fail("cuda", "labels without repeats", labels)
     return rows
 
 
-def _read_row(reader: _Reader, emits: Mapping[str, frozenset[arch.Target]]) -> CudaRow:
+def _read_row(reader: Table, emits: Mapping[str, frozenset[arch.Target]]) -> CudaRow:
     toolkit = reader.text("toolkit", r"[0-9]+\.[0-9]+", "a CUDA version such as '13.0'")
     label = reader.text("label", "cu" + toolkit.replace(".", ""), f"the label of CUDA {toolkit}")
     if toolkit not in emits:
@@ -205,19 +170,18 @@ def _names(targets: Mapping[arch.Target, object] | frozenset[arch.Target]) -> st
     return " ".join(target.name for target in sorted(targets))
 
 
-def _read_archs(top: _Reader, rows: tuple[CudaRow, ...]) -> dict[str, ArchInfo]:
-    table = _Reader(f"{top.where}: arch", top.take("arch")).left
+def _read_archs(top: Table, rows: tuple[CudaRow, ...]) -> dict[str, ArchInfo]:
+    table = top.table("arch")
     supported = [row.target.name for row in arch.KERNEL_TARGETS]
-    if sorted(table) != sorted(supported):
-        raise top.fail(
-            "arch", f"one table for each target with kernels ({' '.join(supported)})", " ".join(table)
-        )
+    if sorted(table.left) != sorted(supported):
+        wanted = f"one table for each target with kernels ({' '.join(supported)})"
+        raise top.fail("arch", wanted, " ".join(table.left))
     built = {name for row in rows for name in row.archs}
     infos = {}
     for name in supported:
-        reader = _Reader(f"{top.where}: arch.{name}", table[name])
+        reader = table.table(name)
         status = reader.text("status", "|".join(STATUSES), f"one of {STATUSES}")
-        infos[name] = ArchInfo(name, status, reader.text("gpu_test", f"sm{name}", f"'sm{name}'"))
+        infos[name] = ArchInfo(name, status)
         reader.done()
         if (status == STATUSES[2]) != (name not in built):
             raise reader.fail("status", f"'{STATUSES[2]}' exactly when no row builds it", status)
@@ -229,7 +193,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _check_floors(where: str, matrix: Matrix) -> None:
-    oldest = (3, int(matrix.project.python_tag[3:]))
+    oldest = _version(matrix.project.python)
     target = _version(matrix.project.torch_target)
     for python in matrix.test_python:
         if _version(python) < oldest:

@@ -40,10 +40,10 @@ def main() -> int:
     )
     parser.add_argument("name", nargs="*", help="for example build (default: all)")
     given = parser.parse_args()
-    tag = matrix.load().project.python_tag
+    oldest = matrix.load().project.python
     tools = venv.locked("update")
     for source in inputs(given.name):
-        refresh(source, tools, f"{tag[2]}.{tag[3:]}")
+        refresh(source, tools, oldest)
     return 0
 
 

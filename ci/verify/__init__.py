@@ -18,7 +18,7 @@ from ci.verify.report import Report
 from ci.verify.request import Request, make_request
 from ci.verify.sass import check_contract, check_instructions, check_resources
 
-__all__ = ["Report", "judge", "oldest_python", "verify_wheel"]
+__all__ = ["Report", "judge", "verify_wheel"]
 
 
 def verify_wheel(
@@ -42,7 +42,7 @@ def verify_wheel(
     table = matrix_module.load(matrix)
     request = make_request(path, expectations_module.load(expectations), table, expect, row)
     tool = cuobjdump or default_cuobjdump(request.row.toolkit if request.row else table.rows[-1].toolkit)
-    return judge(gather_facts(path, tool, oldest_python(request.project.python_tag)), request)
+    return judge(gather_facts(path, tool, request.project.python), request)
 
 
 def judge(facts: Facts, request: Request) -> Report:
@@ -58,11 +58,6 @@ def judge(facts: Facts, request: Request) -> Report:
         verdicts += [check_metadata(facts.libraries, facts.wheel, request), check_size(facts.wheel, request)]
     row = request.row.label if request.row else None
     return Report(facts, request.archs, request.ptx, row, tuple(verdicts))
-
-
-def oldest_python(tag: str) -> str:
-    """The version of a CPython tag: ``3.10`` of ``cp310``."""
-    return f"{tag[2]}.{tag[3:]}"
 
 
 def default_cuobjdump(toolkit: str) -> Path:

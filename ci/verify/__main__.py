@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ci import matrix
 from ci.errors import run_cli
-from ci.verify import default_cuobjdump, oldest_python, verify_wheel
+from ci.verify import default_cuobjdump, verify_wheel
 from ci.verify.gather import gather_facts
 from ci.verify.observe import observe
 
@@ -76,7 +76,7 @@ def _verify(options: argparse.Namespace) -> int:
 def _observe(options: argparse.Namespace) -> int:
     table = matrix.load()
     tool = options.cuobjdump or default_cuobjdump(table.rows[-1].toolkit)
-    print(observe(gather_facts(options.artifact, tool, oldest_python(table.project.python_tag))), end="")
+    print(observe(gather_facts(options.artifact, tool, table.project.python)), end="")
     return 0
 
 

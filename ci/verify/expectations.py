@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from ci.errors import ConfigError
-from ci.toml import TomlError, read_toml
+from ci.toml import Table, open_table
 
 FOLDER = Path(__file__).resolve().parents[2] / "wheels" / "expectations"
 SCHEMA = 1
@@ -33,8 +32,9 @@ class Budget:
 class KernelGroup:
     """Kernel entries (mangled names) with the same limits; `archs` None means each architecture of the wheel.
 
-    `budget` has an entry for each architecture.  `require` and `forbid` are opcodes: ``HMMA`` stands for
-    itself and all ``HMMA.*``; ``LDGSTS|UBLKCP`` for either; `require_on` adds some for one architecture.
+    `budget` has an entry for each architecture, or ``all`` for those without one of their own.  `require` and
+    `forbid` are opcodes: ``HMMA`` stands for itself and all ``HMMA.*``; ``LDGSTS|UBLKCP`` for either;
+    `require_on` adds some for one architecture.
     """
 
     symbols: tuple[str, ...]
@@ -93,47 +93,6 @@ class Expectations:
     wheel: WheelExpectation
 
 
-class _Table:
-    """One TOML table being read; refuses keys that nobody asked for."""
-
-    def __init__(self, where: str, value: object) -> None:
-        if not isinstance(value, dict):
-            raise ConfigError(f"{where}: expected a table, got {value!r}.")
-        self.where = where
-        self.left: dict[str, Any] = dict(value)
-
-    def take(self, key: str, kind: type, default: Any = None) -> Any:
-        if key not in self.left and default is not None:
-            return default
-        value = self.left.pop(key, None)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ConfigError(f"{self.where}: '{key}': expected {kind.__name__}, got {value!r}.")
-        return value
-
-    def text(self, key: str) -> str:
-        value: str = self.take(key, str)
-        return value
-
-    def number(self, key: str) -> int:
-        value: int = self.take(key, int)
-        if value < 0:
-            raise ConfigError(f"{self.where}: '{key}': expected 0 or more, got {value}.")
-        return value
-
-    def names(self, key: str, default: list[str] | None = None) -> tuple[str, ...]:
-        value = self.take(key, list, default)
-        if not all(isinstance(item, str) and item for item in value):
-            raise ConfigError(f"{self.where}: '{key}': expected a list of names, got {value!r}.")
-        return tuple(value)
-
-    def table(self, key: str, default: dict[str, Any] | None = None) -> _Table:
-        return _Table(f"{self.where}: {key}", self.take(key, dict, default))
-
-    def done(self) -> None:
-        if self.left:
-            raise ConfigError(f"{self.where}: unknown key {', '.join(sorted(self.left))}.")
-
-
 def load(folder: Path | None = None) -> Expectations:
     """Read `folder` (default: the repository's own)."""
     place = folder or FOLDER
@@ -146,11 +105,8 @@ def load(folder: Path | None = None) -> Expectations:
     return Expectations(libraries, _load_platform(place / "platform.toml"), _load_wheel(place / "wheel.toml"))
 
 
-def _open(path: Path) -> _Table:
-    try:
-        table = _Table(path.name, read_toml(path))
-    except (OSError, TomlError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+def _open(path: Path) -> Table:
+    table = open_table(path)
     schema = table.number("schema")
     if schema != SCHEMA:
         raise ConfigError(f"{path.name}: expected schema = {SCHEMA}, got {schema}.")
@@ -160,13 +116,12 @@ def _open(path: Path) -> _Table:
 def load_library(path: Path) -> LibraryExpectation:
     """Read one ``kernels*.toml``."""
     top = _open(path)
-    raw = top.take("kernels", list)
-    groups = tuple(_read_group(_Table(f"{path.name}: kernels[{i}]", item)) for i, item in enumerate(raw))
+    groups = tuple(_read_group(table) for table in top.tables("kernels"))
     result = LibraryExpectation(
         path=top.text("library"),
         groups=groups,
-        functions=top.names("functions", []),
-        externals=top.names("externals", []),
+        functions=top.names("functions"),
+        externals=top.names("externals"),
         source=path.name,
     )
     top.done()
@@ -176,16 +131,12 @@ def load_library(path: Path) -> LibraryExpectation:
     return result
 
 
-def _read_group(table: _Table) -> KernelGroup:
-    archs = table.left.pop("archs", None)
-    if archs != EVERY_ARCH and (
-        not isinstance(archs, list) or not all(isinstance(item, str) for item in archs)
-    ):
-        raise ConfigError(
-            f'{table.where}: \'archs\': expected "all" or a list such as ["90a"], got {archs!r}.'
-        )
+def _read_group(table: Table) -> KernelGroup:
+    archs = table.take("archs")
+    if archs != EVERY_ARCH and not (isinstance(archs, list) and all(isinstance(a, str) for a in archs)):
+        raise table.fail("archs", '"all" or a list such as ["90a"]', archs)
     budget = table.table("budget")
-    require_on = table.table("require_on", {})
+    require_on = table.table("require_on") if "require_on" in table.left else Table(table.where, {})
     group = KernelGroup(
         symbols=table.names("symbols"),
         archs=None if archs == EVERY_ARCH else tuple(archs),
@@ -198,7 +149,7 @@ def _read_group(table: _Table) -> KernelGroup:
     return group
 
 
-def _read_budget(table: _Table) -> Budget:
+def _read_budget(table: Table) -> Budget:
     budget = Budget(**{item.name: table.number(item.name) for item in fields(Budget)})
     table.done()
     return budget

@@ -53,8 +53,7 @@ def _check_tags(sheet: Sheet, wheel: Wheel, request: Request) -> None:
 def _check_fields(sheet: Sheet, wheel: Wheel, request: Request) -> None:
     file, metadata = wheel.filename, wheel.metadata
     sheet.check(not metadata.invalid, file, "METADATA", "valid fields", listing(metadata.invalid))
-    python = f">={request.project.python_tag[2]}.{request.project.python_tag[3:]}"
-    sheet.equal(file, "Requires-Python", python, metadata.requires_python)
+    sheet.equal(file, "Requires-Python", f">={request.project.python}", metadata.requires_python)
     torch = f">={request.project.torch_target}"
     sheet.equal(file, "Requires-Dist of torch", torch, _torch_bound(metadata.requires_dist))
     sheet.equal(file, "License-Expression", request.wheel.license_expression, metadata.license_expression)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ci.errors import ConfigError, InstructionError, ResourceError, SassError
-from ci.verify.expectations import Budget, KernelGroup, LibraryExpectation
+from ci.verify.expectations import EVERY_ARCH, Budget, KernelGroup, LibraryExpectation
 from ci.verify.facts import Image, Kernel, Library
 from ci.verify.request import Request
 from ci.verify.verdicts import Sheet, Verdict, listing
@@ -98,12 +98,13 @@ def check_resources(libraries: Iterable[Library], request: Request) -> Verdict:
 
 def budget_for(group: KernelGroup, arch: str) -> Budget:
     """The budget of `group` on `arch`; ConfigError when nobody wrote one."""
-    if arch not in group.budget:
+    budget = group.budget.get(arch) or group.budget.get(EVERY_ARCH)
+    if budget is None:
         raise ConfigError(
-            f"{group.symbols[0]}: no budget for {arch}: expected one for each architecture in the file, "
+            f"{group.symbols[0]}: no budget for {arch}: expected one, or one for 'all', in the file, "
             f"got {listing(group.budget)}. Run: python -m ci.verify observe ARTIFACT"
         )
-    return group.budget[arch]
+    return budget
 
 
 def check_instructions(libraries: Iterable[Library], request: Request) -> Verdict:

@@ -173,6 +173,16 @@ def test_the_repository_s_own_expectations_cover_the_matrix() -> None:
                     assert budget_for(group, name).stack == 0
 
 
+def test_a_budget_for_all_yields_to_an_architecture_s_own() -> None:
+    few, many = expectations.Budget(8, 0, 0, 0), expectations.Budget(9, 0, 0, 0)
+    group = expectations.KernelGroup(("k",), None, {"all": few, "120a": many}, (), {}, ())
+    assert budget_for(group, "90a") == few and budget_for(group, "120a") == many
+    without = replace(group, budget={"120a": many})
+    assert budget_for(without, "120a") == many
+    with pytest.raises(errors.ConfigError, match="no budget for 90a"):
+        budget_for(without, "90a")
+
+
 def test_row_gives_the_architectures() -> None:
     from ci import matrix
 
@@ -188,17 +198,18 @@ def test_row_gives_the_architectures() -> None:
     ("name", "old", "new", "text"),
     [
         ("kernels.toml", "schema = 1", "schema = 2", "expected schema = 1, got 2"),
-        ("kernels.toml", "registers = ", "regs = ", "'registers': expected int, got None"),
-        ("kernels.toml", "stack = 0", "stack = true", "'stack': expected int, got True"),
-        ("kernels.toml", "stack = 0", "stack = -1", "expected 0 or more"),
+        ("kernels.toml", "registers = ", "regs = ", "key 'registers' is missing"),
+        ("kernels.toml", "stack = 0", "stack = true", "'stack': expected a number of 0 or more, got True"),
+        ("kernels.toml", "stack = 0", "stack = -1", "expected a number of 0 or more, got -1"),
         ("kernels.toml", 'archs = "all"', 'archs = "most"', "'archs'"),
-        ("kernels.toml", "externals = []", "external = []", "unknown key external"),
-        ("kernels.toml", "require = [", "requires = [", "'require': expected list"),
+        ("kernels.toml", "externals = []", "external = []", "key 'externals' is missing"),
+        ("kernels.toml", "externals = []", "externals = []\nexternal = []", "unknown key 'external'"),
+        ("kernels.toml", "require = [", "requires = [", "key 'require' is missing"),
         ("kernels.toml", '"kda_fwd_kernel"', '"kda_fwd_kernel", "kda_fwd_kernel"', "each once"),
         ("kernels.toml", "[[kernels]]", "[kernels", "cannot be read"),
-        ("platform.toml", "[floor.", "[flor.", "'floor': expected dict"),
+        ("platform.toml", "[floor.", "[flor.", "key 'floor' is missing"),
         ("platform.toml", "forbidden = [", "forbidden = [1, ", "expected a list of names"),
-        ("wheel.toml", "max_bytes = 4_000_000", 'max_bytes = "4 MB"', "'max_bytes': expected int"),
+        ("wheel.toml", "max_bytes = 4_000_000", 'max_bytes = "4 MB"', "'max_bytes': expected a number"),
     ],
 )
 def test_a_fault_in_an_expectation_file_is_named(

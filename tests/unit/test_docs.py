@@ -143,7 +143,7 @@ def record(folder: Path, target: str, verdict: str) -> None:
 
 
 def test_run_on_hardware_needs_a_record(tmp_path: Path) -> None:
-    info = matrix.ArchInfo("90a", docs.RUN, "sm90a")
+    info = matrix.ArchInfo("90a", docs.RUN)
     with pytest.raises(ConfigError, match="has no pass"):
         docs.status(info, tmp_path)
     record(tmp_path, "sm90a", "failed")

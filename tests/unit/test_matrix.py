@@ -87,7 +87,6 @@ BAD = {
         "exactly when no row",
     ),
     "architecture without a status": ("[arch.120f]", "[arch.121f]", "one table for each target"),
-    "wrong test name": ('gpu_test = "sm90a"', 'gpu_test = "sm90"', "'sm90a'"),
     "old python": ('python = ["3.10"', 'python = ["3.9"', "older than project.python_tag"),
     "old torch": ('torch = ["2.10.0"', 'torch = ["2.9.1"', "older than project.torch_target"),
     "oldest torch not tested": ('torch = ["2.10.0", ', "torch = [", "expected a torch 2.10.*"),
