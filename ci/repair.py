@@ -25,13 +25,14 @@ from ci.process import run
 from ci.toml import read_toml
 from ci.venv import Venv, locked
 
-RULES = Path(__file__).with_name("repair.toml")
+# Read as data: the code that checks it needs packages that a repair does without.
+PLATFORM = Path(__file__).resolve().parent.parent / "wheels" / "expectations" / "platform.toml"
 _ZIP_EPOCH = 315532800  # 1980-01-01: the earliest date a zip can hold
 
 
-def excludes(path: Path = RULES) -> tuple[str, ...]:
-    """Names of the libraries that stay outside wheels, from ``repair.toml``."""
-    return tuple(entry["name"] for entry in read_toml(path)["exclude"])
+def excludes() -> tuple[str, ...]:
+    """Names of the libraries that stay outside wheels: torch's, which the program that loads it has."""
+    return tuple(read_toml(PLATFORM)["needed"]["from_torch"])
 
 
 def repair(wheel: Path, out: Path, tools: Venv, epoch: int) -> Path:
@@ -78,7 +79,7 @@ def _refuse_grafts(wheel: Path) -> None:
     if grafted:
         raise PlatformError(
             f"{wheel.name}: libraries were copied in: {', '.join(grafted)}; expected none.\n"
-            "Next: link them statically, or list them in ci/repair.toml with the reason"
+            "Next: link them statically, or name them in wheels/expectations/platform.toml"
         )
 
 
