@@ -11,14 +11,13 @@ from ci.errors import run_cli
 from ci.venv import checks
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("tests/unit", "tests/build")
 
 
 def main() -> int:
-    """Command line; returns pytest's exit code (no test found is 5, a failure too)."""
+    """Command line (default: the testpaths of pyproject.toml); returns pytest's exit code (no test found is 5,
+    a failure too)."""
     wheels.check_python()
-    arguments = sys.argv[1:] or list(FOLDERS)
-    command = [str(checks().python), "-m", "pytest", *arguments]
+    command = [str(checks().python), "-m", "pytest", *sys.argv[1:]]
     return subprocess.run(command, check=False, cwd=ROOT).returncode
 
 

@@ -94,29 +94,9 @@ def test_an_exception_without_a_reason_is_refused(tmp_path: Path) -> None:
         lint.allowances(tmp_path / "allow.toml")
 
 
-def test_device_code_in_an_anonymous_namespace_is_refused(tmp_path: Path) -> None:
-    text = "namespace a {\nnamespace {\n__global__ void k() { if (1) {} }\n}\n}\n"
-    findings = lint.anonymous_namespaces(tmp_path, [write(tmp_path, "csrc/kda/x.cu", text)])
-    assert [(finding.path, finding.line) for finding in findings] == [("csrc/kda/x.cu", 2)]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "namespace {\nint host() { return 1; }\n}\n__global__ void k() {}\n",
-        "namespace kda {\n__global__ void k() {}\n}\n",
-        '// namespace { __global__\nconst char* s = "namespace { __device__";\n',
-        "namespace {\n// no __device__ code\nint x;\n}\n",
-    ],
-)
-def test_host_code_and_named_namespaces_are_fine(text: str, tmp_path: Path) -> None:
-    assert lint.anonymous_namespaces(tmp_path, [write(tmp_path, "csrc/kda/x.cu", text)]) == []
-
-
 def test_this_checkout_keeps_the_rules() -> None:
     names = lint.tracked()
     findings = lint.duplicate_architectures(lint.ROOT, names, lint.allowances())
-    findings += lint.anonymous_namespaces(lint.ROOT, names)
     assert [str(finding) for finding in findings] == []
 
 
