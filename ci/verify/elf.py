@@ -40,7 +40,7 @@ def _facts(elf: Any, path: Path) -> Elf:
         machine=str(elf["e_machine"]),
         needed=tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"),
         rpath=tuple(_search_paths(tags)),
-        version_needs=tuple(need for needs in _version_table(elf).values() for need in (needs,)),
+        version_needs=tuple(_version_table(elf).values()),
         undefined=undefined,
         exported=exported,
         sections=tuple(section.name for section in elf.iter_sections() if section.name),

@@ -17,8 +17,6 @@ from ci.verify.elf import read_elf
 from ci.verify.facts import Facts, Library
 from ci.verify.floor import is_library
 
-_FATBIN = (".nv_fatbin",)
-
 
 def gather_facts(path: Path, cuobjdump: Path, oldest_python: str) -> Facts:
     """Read everything from `path`; `oldest_python` is the limited API's baseline, for example ``3.10``.
@@ -39,7 +37,7 @@ def gather_facts(path: Path, cuobjdump: Path, oldest_python: str) -> Facts:
 def read_library(path: Path, name: str, cuobjdump: Path, oldest_python: str) -> Library:
     """Facts of one library; `name` is its place in the wheel."""
     elf = read_elf(path)
-    has_images = any(section in elf.sections for section in _FATBIN)
+    has_images = ".nv_fatbin" in elf.sections
     return Library(
         path=name,
         size=path.stat().st_size,

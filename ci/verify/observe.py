@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from ci.verify.expectations import SCHEMA
 from ci.verify.facts import Facts, Kernel, Library
+from ci.verify.sass import count_opcodes
 
 # Opcodes worth a promise when they are there: tensor cores, matrix and bulk copies, barriers, fast functions.
 _NOTABLE = (
@@ -71,18 +72,16 @@ def _group_lines(symbol: str, kernels: dict[str, Kernel], archs: Sequence[str]) 
 
 
 def _required(kernels: dict[str, Kernel]) -> tuple[list[str], dict[str, list[str]]]:
-    present = {arch: {name for name in _NOTABLE if _has(kernel, name)} for arch, kernel in kernels.items()}
+    present = {
+        arch: {name for name in _NOTABLE if count_opcodes(kernel, name)} for arch, kernel in kernels.items()
+    }
     common = set.intersection(*present.values())
     return _in_order(common), {arch: _in_order(names - common) for arch, names in present.items()}
 
 
 def _absent(kernels: Iterable[Kernel]) -> list[str]:
     every = list(kernels)
-    return [name for name in _FORBIDDEN if not any(_has(kernel, name) for kernel in every)]
-
-
-def _has(kernel: Kernel, name: str) -> bool:
-    return any(opcode == name or opcode.startswith(name + ".") for opcode in kernel.opcodes)
+    return [name for name in _FORBIDDEN if not any(count_opcodes(kernel, name) > 0 for kernel in every)]
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
