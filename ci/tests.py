@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
-    """Command line (default: the testpaths of pyproject.toml); returns pytest's exit code (no test found is 5,
+    """Command line (default: pyproject.toml's testpaths); returns pytest's exit code (no test found is 5,
     a failure too)."""
     wheels.check_python()
     command = [str(checks().python), "-m", "pytest", *sys.argv[1:]]
