@@ -51,7 +51,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def gpu_tests(session: nox.Session) -> None:
-    """Test a wheel on its GPU beside the torch of the active Python: ``-- --target sm90a [--wheel FILE]``."""
+    """Test a wheel on its GPU beside the active Python's torch: ``-- --target sm90a --fla-path DIR``."""
     session.run("python", "-m", "ci.gpu_tests", *session.posargs)
 
 
