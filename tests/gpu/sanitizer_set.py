@@ -1,4 +1,4 @@
-"""Small calls for compute-sanitizer: `compute-sanitizer --tool memcheck python tests/gpu/sanitizer_set.py`.
+"""Small calls for compute-sanitizer; docs/hacking.md has the command.
 
 Inputs are made and results judged on the CPU: the device runs almost nothing but the kernels under test.
 Exits 0 when every result is right; the sanitizer's own exit code comes from `--error-exitcode`.
