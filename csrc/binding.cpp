@@ -186,7 +186,9 @@ void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tens
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY(flash_kda, m) {
+// A fragment, not STABLE_TORCH_LIBRARY: where another library has opened the namespace, a second definition of it
+// throws while this library is being loaded, which ends the process.
+STABLE_TORCH_LIBRARY_FRAGMENT(flash_kda, m) {
   // The same string is in flash_kda/_ops.py for installs without this library; a test compares them.
   m.def(
       "fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, Tensor(a!) out, Tensor? A_log, "
