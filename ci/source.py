@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from ci.errors import ConfigError
 ROOT = Path(__file__).resolve().parent.parent
 # What a build reads.  Tests, documents and benchmarks stay out, so that they cannot change a wheel.
 SHIPPED = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "flash_kda", "csrc", "ci")
+# What decides a wheel's code: the library's sources, and the files of the package as they are shipped.
+_CODE = ("csrc/**/*", "flash_kda/**/*.py", "flash_kda/py.typed")
 # The date of files in a wheel made outside git, for example from an sdist: 2020-01-01.
 FALLBACK_EPOCH = 1577836800
 _LEFTOVERS = shutil.ignore_patterns(
@@ -71,6 +75,19 @@ def files(root: Path | None = None) -> list[str]:
             f"{root} holds none of {', '.join(SHIPPED)}.\nNext: run from a checkout or an unpacked sdist"
         )
     return sorted(names)
+
+
+def digests(root: Path) -> dict[str, str]:
+    """sha256 of each C++, CUDA and Python source that makes the wheel, by its name relative to `root`."""
+    paths = {path for pattern in _CODE for path in root.glob(pattern) if path.is_file()}
+    found = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+    return {name: hashlib.sha256(found[name]).hexdigest() for name in sorted(found)}
+
+
+def combined(files: Mapping[str, str]) -> str:
+    """One sha256 over the lines that ``sha256sum`` would print for `files`, sorted by name."""
+    lines = "".join(f"{files[name]}  {name}\n" for name in sorted(files))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _present(root: Path) -> list[str]:

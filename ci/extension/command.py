@@ -69,7 +69,7 @@ class BuildKda(build_ext):
     def build_extension(self, ext: Any) -> None:
         """Build one extension (there is one)."""
         root = Path.cwd()
-        revision = record.commit(root)
+        made_from = record.sources(root)
         tools = toolset.find()
         chosen = choose(tools)
         target = Path(self.get_ext_fullpath(ext.name))
@@ -83,8 +83,7 @@ class BuildKda(build_ext):
         self._compile(ext, tools, chosen, target)
         words = {**ext.extra_compile_args, "link": ext.extra_link_args}
         shown = {name: flags.portable(value, tools, root) for name, value in words.items()}
-        source = {"sha256": record.source_digest(root), **revision}
-        made = record.make(version, tools, chosen.names, shown, project, source)
+        made = record.make(version, tools, chosen.names, shown, project, made_from)
         record.write(target.with_name("build_record.json"), made)
 
     def _compile(self, ext: Any, tools: toolset.Toolset, chosen: arch.Resolution, target: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -16,18 +15,16 @@ from ci.extension.toolset import Toolset
 from ci.matrix import Project
 
 COMMIT = "FLASH_KDA_SOURCE_COMMIT"
-_SOURCES = ("csrc/**/*", "flash_kda/**/*.py")
 _TOOLS = ("setuptools", "ninja")
 
 
-def source_digest(root: Path) -> str:
-    """sha256 over names and contents of the C++, CUDA and Python sources that make the wheel."""
-    paths = {path for pattern in _SOURCES for path in root.glob(pattern) if path.is_file()}
-    digest = hashlib.sha256()
-    for path in sorted(paths, key=lambda path: path.relative_to(root).as_posix()):
-        name, data = path.relative_to(root).as_posix().encode(), path.read_bytes()
-        digest.update(b"%d %s %d " % (len(name), name, len(data)) + data)
-    return digest.hexdigest()
+def sources(root: Path) -> dict[str, object]:
+    """What the wheel is made from: sha256 of each source, of all together, and the commit.
+
+    ``ci.verify`` compares the package's files in the wheel with these, byte for byte.
+    """
+    files = source.digests(root)
+    return {"sha256": source.combined(files), "files": files, **commit(root)}
 
 
 def commit(root: Path, environ: Mapping[str, str] = os.environ) -> dict[str, object]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ci import matrix as matrix_module
+from ci.errors import ConfigError
 from ci.verify import expectations as expectations_module
 from ci.verify.abi import check_abi
+from ci.verify.build_record import warnings
 from ci.verify.facts import Facts
 from ci.verify.floor import check_platform
 from ci.verify.gather import gather_facts
@@ -39,6 +41,8 @@ def verify_wheel(
     Returns the report whatever it says; ``Report.raise_on_failure`` raises the CiError of the first failure.
     Raises ConfigError, ToolchainError or MetadataError when the artifact could not be judged at all.
     """
+    if not path.is_file():
+        raise ConfigError(f"{path}: expected a wheel or a shared library, got no such file.")
     table = matrix_module.load(matrix)
     request = make_request(path, expectations_module.load(expectations), table, expect, row)
     tool = cuobjdump or default_cuobjdump(request.row.toolkit if request.row else table.rows[-1].toolkit)
@@ -57,7 +61,8 @@ def judge(facts: Facts, request: Request) -> Report:
     if facts.wheel is not None:
         verdicts += [check_metadata(facts.libraries, facts.wheel, request), check_size(facts.wheel, request)]
     row = request.row.label if request.row else None
-    return Report(facts, request.archs, request.ptx, row, tuple(verdicts))
+    notes = warnings(facts.wheel.build_record) if facts.wheel else ()
+    return Report(facts, request.archs, request.ptx, row, tuple(verdicts), notes)
 
 
 def default_cuobjdump(toolkit: str) -> Path:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import email.parser
+import hashlib
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
-from email.message import Message
 from pathlib import Path, PurePosixPath
 
-from installer.records import parse_record_file
+from installer.records import InvalidRecordEntry, RecordEntry, parse_record_file
 from installer.sources import WheelFile
 from packaging.metadata import ExceptionGroup, RawMetadata, parse_email
 from packaging.metadata import Metadata as CoreMetadata
@@ -26,35 +28,37 @@ _VERSION = re.compile(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 
 
 def read_wheel(path: Path) -> Wheel:
-    """Read the archive's facts; MetadataError when it is no wheel at all (bad zip, bad name, no dist-info).
+    """Read the archive's facts; MetadataError when it is no wheel that can be judged.
 
-    What other checkers say of it (`content_problems`, `platform`) is left empty.
+    That is: a bad zip, name, member or ``.dist-info`` folder, or a WHEEL, METADATA or RECORD that cannot be
+    read, on which installers and the other checkers fail in ways of their own.  What those checkers say
+    (`content_problems`, `platform`) is left empty.
     """
     name, version, tags = _parse_filename(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = _members(archive, path)
-            dist_info = _dist_info(members, path)
-            wheel_file = _headers(archive, f"{dist_info}/WHEEL", path)
-            return Wheel(
-                filename=path.name,
-                size=path.stat().st_size,
-                name=name,
-                version=version,
-                tags=tags,
-                wheel_tags=_expand(wheel_file.get_all("Tag", [])),
-                root_is_purelib=_boolean(wheel_file.get("Root-Is-Purelib")),
-                dist_info=dist_info,
-                members=members,
-                metadata=_metadata(_read(archive, f"{dist_info}/METADATA", path)),
-                module_version=_module_version(archive, members),
-                record_problems=tuple(_record_problems(archive, dist_info)),
-                content_problems=(),
-                build_record=_build_record(archive, members),
-                platform=None,
-            )
-    except zipfile.BadZipFile as error:
-        raise MetadataError(f"{path.name}: expected a zip archive, got: {error}. Build it again.") from error
+    contents = _contents(path)
+    dist_info = _dist_info(contents, path)
+    wheel_file = email.parser.Parser().parsestr(_text(contents, f"{dist_info}/WHEEL", path))
+    _text(contents, f"{dist_info}/METADATA", path)
+    return Wheel(
+        filename=path.name,
+        size=path.stat().st_size,
+        name=name,
+        version=version,
+        tags=tags,
+        wheel_tags=_expand(wheel_file.get_all("Tag", [])),
+        wheel_version=wheel_file.get("Wheel-Version"),
+        root_is_purelib=_boolean(wheel_file.get("Root-Is-Purelib")),
+        dist_info=dist_info,
+        members={member: len(data) for member, data in contents.items()},
+        digests={member: hashlib.sha256(data).hexdigest() for member, data in contents.items()},
+        top_level=tuple(contents.get(f"{dist_info}/top_level.txt", b"").decode("utf-8", "replace").split()),
+        metadata=_metadata(contents[f"{dist_info}/METADATA"]),
+        module_version=_module_version(contents),
+        record_problems=tuple(_record_problems(contents, dist_info, path)),
+        content_problems=(),
+        build_record=_build_record(contents),
+        platform=None,
+    )
 
 
 def _parse_filename(path: Path) -> tuple[str, str, tuple[str, ...]]:
@@ -68,38 +72,60 @@ def _parse_filename(path: Path) -> tuple[str, str, tuple[str, ...]]:
     return name, version, tuple(sorted(str(tag) for tag in tags))
 
 
-def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, int]:
-    names = [item.filename for item in archive.infolist() if not item.is_dir()]
+def _contents(path: Path) -> dict[str, bytes]:
+    """Every file in the archive; MetadataError for what no installer could unpack."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            items = [item for item in archive.infolist() if not item.is_dir()]
+            _refuse_names([item.filename for item in items], path)
+            return {item.filename: archive.read(item) for item in items}
+    # zipfile: RuntimeError for an encrypted file, NotImplementedError for an unknown compression, OSError and
+    # ValueError for offsets outside the file.
+    except (zipfile.BadZipFile, RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
+        raise MetadataError(
+            f"{path.name}: expected a zip archive that can be unpacked, got: {error}. Build it again."
+        ) from error
+
+
+def _refuse_names(names: Sequence[str], path: Path) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise MetadataError(
             f"{path.name}: expected each file once, got {', '.join(repeated)} more than once."
         )
-    return {item.filename: item.file_size for item in archive.infolist() if not item.is_dir()}
+    outside = [name for name in names if PurePosixPath(name).is_absolute() or ".." in name.split("/")]
+    if outside:
+        raise MetadataError(f"{path.name}: expected names below the wheel's own folders, got {outside}.")
 
 
-def _dist_info(members: Mapping[str, int], path: Path) -> str:
-    folders = sorted({PurePosixPath(name).parts[0] for name in members})
+def _dist_info(contents: Mapping[str, bytes], path: Path) -> str:
+    folders = sorted({PurePosixPath(name).parts[0] for name in contents})
     found = [folder for folder in folders if folder.endswith(".dist-info")]
     if len(found) != 1:
         raise MetadataError(f"{path.name}: expected one .dist-info folder, got {found or 'none'}.")
     return found[0]
 
 
-def _read(archive: zipfile.ZipFile, member: str, path: Path) -> bytes:
+def _text(contents: Mapping[str, bytes], member: str, path: Path) -> str:
+    if member not in contents:
+        raise MetadataError(f"{path.name}: expected the file {member}, got none. Build it again.")
     try:
-        return archive.read(member)
-    except KeyError:
-        raise MetadataError(f"{path.name}: expected the file {member}, got none.") from None
-
-
-def _headers(archive: zipfile.ZipFile, member: str, path: Path) -> Message:
-    text = _read(archive, member, path).decode("utf-8", "replace")
-    return email.parser.Parser().parsestr(text)
+        return contents[member].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MetadataError(
+            f"{path.name}: {member}: expected UTF-8 text, got: {error}. Build it again."
+        ) from error
 
 
 def _expand(tags: Sequence[str]) -> tuple[str, ...]:
-    return tuple(sorted(str(tag) for text in tags for tag in parse_tag(text)))
+    return tuple(sorted(name for text in tags for name in _expand_one(text)))
+
+
+def _expand_one(text: str) -> list[str]:
+    try:
+        return [str(tag) for tag in parse_tag(text)]
+    except ValueError:  # not three parts: kept as it is, to be compared with the file name's tags
+        return [text]
 
 
 def _boolean(text: str | None) -> bool | None:
@@ -127,28 +153,32 @@ def _invalid_fields(raw: RawMetadata) -> list[str]:
     return []
 
 
-def _module_version(archive: zipfile.ZipFile, members: Mapping[str, int]) -> str | None:
-    names = [name for name in members if PurePosixPath(name).name == _VERSION_FILE]
-    match = _VERSION.search(archive.read(names[0]).decode("utf-8")) if len(names) == 1 else None
+def _module_version(contents: Mapping[str, bytes]) -> str | None:
+    found = [data for name, data in contents.items() if PurePosixPath(name).name == _VERSION_FILE]
+    match = _VERSION.search(found[0].decode("utf-8", "replace")) if len(found) == 1 else None
     return match.group(1) if match else None
 
 
-def _record_problems(archive: zipfile.ZipFile, dist_info: str) -> list[str]:
+def _record_problems(contents: Mapping[str, bytes], dist_info: str, path: Path) -> list[str]:
     name = f"{dist_info}/RECORD"
-    if name not in archive.namelist():
-        return [f"{name} is missing"]
-    rows = parse_record_file(archive.read(name).decode("utf-8").splitlines())
-    present = set(archive.namelist())
+    lines = _text(contents, name, path).splitlines()
+    try:
+        rows = [(entry[0], RecordEntry.from_elements(*entry)) for entry in parse_record_file(lines)]
+    except (InvalidRecordEntry, ValueError, csv.Error) as error:
+        raise MetadataError(
+            f"{path.name}: {name}: expected lines of PATH,HASH,SIZE, got: {error}. Build it again."
+        ) from error
     # installer checks every file against RECORD, but not that RECORD names only files that exist.
-    ghosts = sorted(path for path, _, _ in rows if path not in present)
-    return [f"RECORD lists {path}, which is not in the wheel" for path in ghosts] + _installer_problems(
-        archive
+    ghosts = sorted(listed for listed, _ in rows if listed not in contents)
+    return [f"RECORD lists {ghost}, which is not in the wheel" for ghost in ghosts] + _installer_problems(
+        path
     )
 
 
-def _installer_problems(archive: zipfile.ZipFile) -> list[str]:
+def _installer_problems(path: Path) -> list[str]:
     try:
-        WheelFile(archive).validate_record()
+        with zipfile.ZipFile(path) as archive:
+            WheelFile(archive).validate_record()
     except Exception as error:  # the library's own error class is private; it carries `issues`
         issues = getattr(error, "issues", None)
         if not isinstance(issues, list):
@@ -157,12 +187,12 @@ def _installer_problems(archive: zipfile.ZipFile) -> list[str]:
     return []
 
 
-def _build_record(archive: zipfile.ZipFile, members: Mapping[str, int]) -> dict[str, object] | None:
-    names = [name for name in members if PurePosixPath(name).name == BUILD_RECORD]
-    if len(names) != 1:
+def _build_record(contents: Mapping[str, bytes]) -> dict[str, object] | None:
+    found = [data for name, data in contents.items() if PurePosixPath(name).name == BUILD_RECORD]
+    if len(found) != 1:
         return None
     try:
-        record = json.loads(archive.read(names[0]))
-    except ValueError:
+        record = json.loads(found[0])
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

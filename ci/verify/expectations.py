@@ -79,6 +79,8 @@ class WheelExpectation:
     name: str
     metadata_name: str
     packages: tuple[str, ...]
+    dist_info: tuple[str, ...]
+    build_record: str
     license_expression: str
     license_files: tuple[str, ...]
     max_bytes: int
@@ -184,6 +186,8 @@ def _load_wheel(path: Path) -> WheelExpectation:
         name=top.text("name"),
         metadata_name=top.text("metadata_name"),
         packages=top.names("packages"),
+        dist_info=top.names("dist_info"),
+        build_record=top.text("build_record"),
         license_expression=top.text("license_expression"),
         license_files=top.names("license_files"),
         max_bytes=top.number("max_bytes"),

@@ -130,6 +130,7 @@ class Wheel:
     """The archive around the libraries; `tags` come from the name, `wheel_tags` from ``WHEEL``, expanded.
 
     `name` and `version` come from the file name, `module_version` from ``_version.py`` (None without one).
+    `members` maps each file to its size, `digests` to its sha256; `top_level` is ``top_level.txt``.
     """
 
     filename: str
@@ -138,9 +139,12 @@ class Wheel:
     version: str
     tags: tuple[str, ...]
     wheel_tags: tuple[str, ...]
+    wheel_version: str | None
     root_is_purelib: bool | None
     dist_info: str
     members: Mapping[str, int]
+    digests: Mapping[str, str]
+    top_level: tuple[str, ...]
     metadata: Metadata
     module_version: str | None
     record_problems: tuple[str, ...]

@@ -9,12 +9,14 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from ci.errors import MetadataError
+from ci.verify.build_record import check_files, check_form
 from ci.verify.facts import Library, Wheel
 from ci.verify.request import Request, label_of
 from ci.verify.verdicts import Sheet, Verdict, listing, show
 
 _HINT = "Change the source of the value (setup.py, pyproject.toml, ci/matrix.toml) and build again."
 _ABI = "abi3"
+_WHEEL_VERSION = "1.0"  # installers refuse a higher first number and warn of a higher second one
 _RECORD_SCHEMA = 1  # of build_record.json, written by ci/extension/record.py
 
 
@@ -48,6 +50,7 @@ def _check_tags(sheet: Sheet, wheel: Wheel, request: Request) -> None:
     got = {"-".join(tag.split("-")[:2]) for tag in wheel.tags}
     sheet.same_set(wheel.filename, "Python and ABI tag", wanted, got)
     sheet.equal(wheel.filename, "Root-Is-Purelib in WHEEL", False, wheel.root_is_purelib)
+    sheet.equal(wheel.filename, "Wheel-Version in WHEEL", _WHEEL_VERSION, wheel.wheel_version)
 
 
 def _check_fields(sheet: Sheet, wheel: Wheel, request: Request) -> None:
@@ -89,6 +92,7 @@ def _check_files(sheet: Sheet, wheel: Wheel, request: Request) -> None:
     homes = {*request.wheel.packages, wheel.dist_info}
     outside = [name for name in wheel.members if PurePosixPath(name).parts[0] not in homes]
     sheet.check(not outside, file, "file outside the package", listing(homes), listing(outside))
+    sheet.same_set(file, "name in top_level.txt", request.wheel.packages, wheel.top_level)
 
 
 def _check_build(sheet: Sheet, wheel: Wheel, libraries: tuple[Library, ...], request: Request) -> None:
@@ -98,7 +102,10 @@ def _check_build(sheet: Sheet, wheel: Wheel, libraries: tuple[Library, ...], req
         or not record
     ):
         return
+    if check_form(sheet, file, record):
+        check_files(sheet, wheel, record, request)
     sheet.equal(file, "schema of the build record", _RECORD_SCHEMA, record.get("schema"))
+    sheet.equal(file, "name in the build record", request.wheel.metadata_name, record.get("name"))
     sheet.equal(file, "version in the build record", wheel.version, record.get("version"))
     project = request.project
     sheet.equal(file, "Python in the build record", f"{project.python_tag}-{_ABI}", record.get("python"))

@@ -24,6 +24,7 @@ class Report:
     ptx: tuple[str, ...]
     row: str | None
     verdicts: tuple[Verdict, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -64,6 +65,7 @@ class Report:
             "exit_code": self.exit_code,
             "failure": self.failure.error.__name__ if self.failure else None,
             "expected": {"archs": list(self.archs), "ptx": list(self.ptx), "row": self.row},
+            "warnings": list(self.warnings),
             "verdicts": [_verdict_dict(verdict) for verdict in self.verdicts],
             "facts": asdict(self.facts),
         }
@@ -78,6 +80,8 @@ class Report:
         console.print(_kernel_table(self.facts))
         for verdict in self.verdicts:
             console.print(_verdict_text(verdict))
+        for warning in self.warnings:
+            console.print(Text(f"warning: {warning}", style="yellow"))
 
 
 def _verdict_dict(verdict: Verdict) -> dict[str, object]:

@@ -299,7 +299,13 @@ def test_build_record(wheel: Path, tree: Path) -> None:
     assert found["architectures"] == ["90a", "100f"]
     assert found["cuda"] == {"toolkit": "13.0", "nvcc": "13.0.88", "ptxas": "13.0.88"}
     assert found["torch"]["target"] == matrix.load().project.torch_target
-    assert found["source"] == {"sha256": record.source_digest(tree), "commit": None, "dirty": None}
+    assert found["source"] == record.sources(tree)
+    assert (found["source"]["commit"], found["source"]["dirty"]) == (None, None)
+    made_from = found["source"]["files"]
+    assert {"csrc/binding.cpp", "flash_kda/__init__.py", "flash_kda/py.typed"} <= set(made_from)
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {n: hashlib.sha256(archive.read(n)).hexdigest() for n in archive.namelist()}
+    assert {n: h for n, h in made_from.items() if n.startswith("flash_kda/")}.items() <= shipped.items()
     assert "arch=compute_100f,code=sm_100f" in found["flags"]["nvcc"]
     assert str(tree) not in json.dumps(found)
     assert str(Path.home()) not in json.dumps(found)

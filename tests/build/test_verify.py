@@ -5,7 +5,10 @@ The libraries are compiled here by the locked nvcc and linked by g++: what is ju
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
+import re
 import subprocess
 import sys
 import zipfile
@@ -32,11 +35,13 @@ from verify_artifacts import (
 from ci import errors, matrix
 from ci.verify import Report, expectations, gather, verify_wheel
 from ci.verify import judge as judge_facts
+from ci.verify.elf import read_elf
 from ci.verify.facts import Facts, Image, Library, PlatformAudit, Symbol, VersionNeed
 from ci.verify.request import Request, make_request
 from ci.verify.sass import check_contract
 
 ARCHS = "90a,100a"
+CUDA = {"nvcc": "13.0.88", "ptxas": "13.0.88"}
 CODE_90A, CODE_100A = GOOD_CODE
 
 
@@ -387,6 +392,7 @@ def _swap(old: str, new: str) -> dict[str, object]:
     return {"metadata": METADATA.replace(old, new)}
 
 
+DIST_INFO = f"{NAME}-{VERSION}+{LABEL}.dist-info"
 OTHER_TAG = "cp311-abi3-manylinux_2_28_x86_64"
 METADATA_FAULTS: dict[str, tuple[dict[str, object], str]] = {
     "version edited": (
@@ -458,17 +464,174 @@ METADATA_FAULTS: dict[str, tuple[dict[str, object], str]] = {
         "missing PTX in the images against the build record: expected 100a, got none",
     ),
     "toolkit recorded": (
-        {"record": {**BUILD_RECORD, "cuda": {"toolkit": "13.5"}}},
+        {"record": {**BUILD_RECORD, "cuda": {**CUDA, "toolkit": "13.5"}}},
         "missing toolkit in the images against the build record: expected 13.5, got 13.0",
     ),
     "version recorded": ({"record": {**BUILD_RECORD, "version": "0.1.0"}}, "version in the build record"),
     "torch target recorded": (
-        {"record": {**BUILD_RECORD, "torch": {"target": "2.13"}}},
+        {"record": {**BUILD_RECORD, "torch": {"built_with": "2.13.0", "target": "2.13"}}},
         "torch target in the build record: expected 2.10, got 2.13",
     ),
     "Python recorded": ({"record": {**BUILD_RECORD, "python": "cp311-abi3"}}, "Python in the build record"),
     "another form of record": ({"record": {**BUILD_RECORD, "schema": 2}}, "schema of the build record"),
+    "another Wheel-Version": ({"wheel_version": "2.0"}, "Wheel-Version in WHEEL: expected 1.0, got 2.0"),
+    "top_level.txt of another": (
+        {"tamper": {f"{DIST_INFO}/top_level.txt": b"torch\n"}},
+        "unexpected name in top_level.txt: expected flash_kda, got torch",
+    ),
+    "source digest recorded": (
+        {"source": {"sha256": "0" * 64}},
+        "source.sha256 in the build record against its files",
+    ),
+    "dirty is no truth value": ({"source": {"dirty": "no"}}, "source.dirty in the build record"),
+    "unknown key recorded": (
+        {"record": {**BUILD_RECORD, "extra": 1}},
+        "unexpected key in the build record",
+    ),
+    "name recorded": ({"record": {**BUILD_RECORD, "name": "other"}}, "name in the build record"),
 }
+
+# RECORD is written after these changes: what catches them is the build record.
+TAMPERED: dict[str, tuple[str, bytes | None, str]] = {
+    "package dropped": ("flash_kda/__init__.py", None, "missing file: expected flash_kda/__init__.py"),
+    "marker dropped": ("flash_kda/py.typed", None, "missing file: expected flash_kda/py.typed"),
+    "module changed": (
+        "flash_kda/__init__.py",
+        b"from flash_kda._version import __version__\nimport os\n",
+        "flash_kda/__init__.py: sha256 against the build record",
+    ),
+    "module that is no Python": ("flash_kda/__init__.py", b"(\n", "__init__.py: sha256 against"),
+    "module added": ("flash_kda/late.py", b"x = 1\n", "unexpected file"),
+    "data added": ("flash_kda/data.bin", b"x", "unexpected file"),
+    "machine code added": ("flash_kda/x.cubin", b"x", "unexpected file"),
+    "path file added": ("flash_kda/x.pth", b"import os\n", "unexpected file"),
+    "hidden file added": ("flash_kda/.pth", b"x", "unexpected file"),
+    "entry points added": (
+        "flash_kda-0.1.0+cu130.dist-info/entry_points.txt",
+        b"[console_scripts]\nx=flash_kda:evil\n",
+        "unexpected file",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", TAMPERED)
+def test_file_lost_added_or_changed_after_the_build(forge: Forge, tmp_path: Path, fault: str) -> None:
+    name, data, text = TAMPERED[fault]
+    wheel = WheelPlan(forge.good(), tamper={name: data}).write(tmp_path)
+    assert_rejected(judge(forge, wheel), errors.MetadataError, text)
+
+
+@pytest.mark.parametrize(
+    "key", ["name", "version", "python", "cxx", "cuda", "torch", "flags", "tools", "architectures", "source"]
+)
+def test_build_record_without_one_of_its_keys(forge: Forge, tmp_path: Path, key: str) -> None:
+    whole = json.loads(json.dumps({**BUILD_RECORD, "source": {}}))
+    plan = WheelPlan(forge.good(), record={name: value for name, value in whole.items() if name != key})
+    report = judge(forge, plan.write(tmp_path) if key != "source" else sourceless(plan, tmp_path))
+    assert f"missing key in the build record: expected {key}" in report.message()
+    assert report.exit_code == errors.MetadataError.exit_code
+
+
+def sourceless(plan: WheelPlan, folder: Path) -> Path:
+    record = json.dumps(dict(plan.record or {})).encode()
+    return plan.change(tamper={"flash_kda/build_record.json": record}).write(folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({"dirty": True}, "sources that differ from commit aaaa"),
+        ({"commit": None, "dirty": None}, "an unknown commit"),
+    ],
+)
+def test_wheel_of_uncommitted_sources_is_warned_of(
+    forge: Forge, tmp_path: Path, source: dict[str, object], words: str
+) -> None:
+    report = judge(forge, WheelPlan(forge.good(), source=source).write(tmp_path))
+    assert report.ok, report.message()
+    (warning,) = report.warnings
+    assert words in warning and json.loads(report.as_json())["warnings"] == [warning]
+    assert judge(forge, WheelPlan(forge.good()).write(tmp_path)).warnings == ()
+
+
+WHEEL_NAME = f"{NAME}-{VERSION}+{LABEL}-{TAG}.whl"
+DEEP = b"[" * 100_000 + b"]" * 100_000
+# RECORD is written after `tamper`, and before `after_record` and `edit_record`.
+UNREADABLE: dict[str, dict[str, object]] = {
+    "RECORD that is no text": {"after_record": {f"{DIST_INFO}/RECORD": b"\xff\xfe,,\n"}},
+    "RECORD with two columns": {"edit_record": lambda text: "a,b\n" + text},
+    "RECORD with four columns": {"edit_record": lambda text: "a,b,c,d\n" + text},
+    "RECORD with a size of letters": {"edit_record": lambda text: text + "flash_kda/x.py,,many\n"},
+    "RECORD with an unknown hash": {"edit_record": lambda text: text.replace("sha256=", "zzz=")},
+    "no RECORD": {"after_record": {f"{DIST_INFO}/RECORD": None}},
+    "no WHEEL": {"tamper": {f"{DIST_INFO}/WHEEL": None}},
+    "no METADATA": {"tamper": {f"{DIST_INFO}/METADATA": None}},
+    "WHEEL that is no text": {"tamper": {f"{DIST_INFO}/WHEEL": b"\xff\xfe"}},
+    "METADATA that is no text": {"tamper": {f"{DIST_INFO}/METADATA": METADATA.encode() + b"\n\xff"}},
+    "absolute name": {"extra": {"/etc/x": b""}},
+    "name of the folder above": {"extra": {"flash_kda/../../x": b""}},
+}
+
+
+@pytest.mark.parametrize("fault", UNREADABLE)
+def test_archive_that_cannot_be_read(forge: Forge, tmp_path: Path, fault: str) -> None:
+    wheel = WheelPlan(forge.good()).change(**UNREADABLE[fault]).write(tmp_path)
+    with pytest.raises(errors.MetadataError, match=rf"^{re.escape(WHEEL_NAME)}: .*expected"):
+        judge(forge, wheel)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "text"),
+    [
+        ({"flash_kda/_version.py": b'__version__ = "\xff"\n'}, "__version__ in the package"),
+        ({"flash_kda/build_record.json": DEEP}, "build_record.json: expected one JSON object, got none"),
+        ({f"{DIST_INFO}/WHEEL": b"Wheel-Version: 1.0\nTag: cp310\n"}, "unexpected Tag in WHEEL"),
+        ({f"{DIST_INFO}/WHEEL": b"Wheel-Version: 1.0\nTag: a-b-c-d\n"}, "unexpected Tag in WHEEL"),
+    ],
+)
+def test_part_that_cannot_be_read(
+    forge: Forge, tmp_path: Path, tamper: dict[str, bytes | None], text: str
+) -> None:
+    report = judge(forge, WheelPlan(forge.good(), tamper=tamper).write(tmp_path))
+    assert_rejected(report, errors.MetadataError, text)
+
+
+# Bytes of the central directory and local header of a zip's first member, as offsets from their signatures.
+@pytest.mark.parametrize(("central", "local", "value"), [(8, 6, 1), (10, 8, 99)], ids=["encrypted", "packed"])
+def test_member_that_python_cannot_unpack(
+    forge: Forge, tmp_path: Path, central: int, local: int, value: int
+) -> None:
+    wheel = WheelPlan(forge.good()).write(tmp_path)
+    data = bytearray(wheel.read_bytes())
+    data[data.index(b"PK\x01\x02") + central] = data[data.index(b"PK\x03\x04") + local] = value
+    wheel.write_bytes(data)
+    with pytest.raises(errors.MetadataError, match="can be unpacked"):
+        judge(forge, wheel)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_library_cut_short(forge: Forge, tmp_path: Path, share: float) -> None:
+    data = forge.good().read_bytes()
+    cut = data[: int(len(data) * share)]
+    alone = tmp_path / "_C.abi3.so"
+    alone.write_bytes(cut)
+    for path in (alone, WheelPlan(forge.good(), tamper={LIBRARY: cut}).write(tmp_path)):
+        with pytest.raises(errors.PlatformError, match=r"_C.abi3.so: expected"):
+            judge(forge, path)
+
+
+def test_library_with_damaged_bytes_is_judged_or_refused(forge: Forge, tmp_path: Path) -> None:
+    """No damage ends in an exception that is not ours."""
+    data, dice = forge.good().read_bytes(), random.Random(0)
+    path = tmp_path / "_C.abi3.so"
+    for _ in range(200):
+        broken = bytearray(data)
+        places = [*(dice.randrange(len(data)) for _ in range(20)), *(dice.randrange(64) for _ in range(2))]
+        for place in places:
+            broken[place] = dice.randrange(256)
+        path.write_bytes(broken)
+        with contextlib.suppress(errors.CiError):
+            read_elf(path)
 
 
 @pytest.mark.parametrize("fault", METADATA_FAULTS)
@@ -485,7 +648,7 @@ def test_label_of_another_toolkit(forge: Forge, tmp_path: Path) -> None:
         filename=f"{NAME}-{VERSION}+cu135-{TAG}.whl",
         metadata=METADATA.replace(LABEL, "cu135"),
         dist_info=f"{NAME}-{VERSION}+cu135.dist-info",
-        record={**BUILD_RECORD, "version": f"{VERSION}+cu135", "cuda": {"toolkit": "13.5"}},
+        record={**BUILD_RECORD, "version": f"{VERSION}+cu135", "cuda": {**CUDA, "toolkit": "13.5"}},
     )
     report = judge(forge, plan.write(tmp_path))
     assert_rejected(

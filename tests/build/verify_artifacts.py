@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
+from ci.source import combined
+
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "verify"
 LABEL, VERSION, NAME = "cu130", "0.1.0", "flash_kda"
@@ -137,10 +139,14 @@ def _digest(*words: str) -> str:
 
 BUILD_RECORD: dict[str, object] = {
     "schema": 1,
+    "name": "flash-kda",
     "version": f"{VERSION}+{LABEL}",
     "python": "cp310-abi3",
-    "cuda": {"toolkit": "13.0"},
-    "torch": {"target": "2.10"},
+    "cxx": "g++ 12.2.0",
+    "cuda": {"toolkit": "13.0", "nvcc": "13.0.88", "ptxas": "13.0.88"},
+    "torch": {"built_with": "2.13.0", "target": "2.10"},
+    "flags": {"cxx": ["-O3"], "nvcc": ["-O3"], "link": ["-s"]},
+    "tools": {"setuptools": "84.2.1", "ninja": None},
     "architectures": ["90a", "100a"],
 }
 METADATA = f"""Metadata-Version: 2.4
@@ -168,7 +174,10 @@ class WheelPlan:
     module_version: str = VERSION
     extra: Mapping[str, bytes] = field(default_factory=dict)
     edit_record: Callable[[str], str] = str
-    after_record: Mapping[str, bytes] = field(default_factory=dict)
+    after_record: Mapping[str, bytes | None] = field(default_factory=dict)
+    tamper: Mapping[str, bytes | None] = field(default_factory=dict)
+    source: Mapping[str, object] = field(default_factory=dict)
+    wheel_version: str = "1.0"
 
     def change(self, **changes: object) -> WheelPlan:
         """A copy with `changes`."""
@@ -187,23 +196,37 @@ class WheelPlan:
                 f"{self.dist_info}/RECORD": record.encode(),
                 **self.after_record,
             }.items():
-                archive.writestr(name, data)
+                if data is not None:
+                    archive.writestr(name, data)
         return path
 
     def _files(self) -> dict[str, bytes]:
-        wheel = f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: false\nTag: {self.tag}\n"
-        files = {
+        wheel = f"Wheel-Version: {self.wheel_version}\nGenerator: tests\n"
+        wheel += f"Root-Is-Purelib: false\nTag: {self.tag}\n"
+        package = {
             "flash_kda/__init__.py": b"from flash_kda._version import __version__\n",
             "flash_kda/_version.py": f'__version__ = "{self.module_version}"\n'.encode(),
+            "flash_kda/py.typed": b"",
+        }
+        files = {
+            **package,
             LIBRARY: self.library.read_bytes(),
             **self.extra,
             f"{self.dist_info}/METADATA": self.metadata.encode(),
             f"{self.dist_info}/WHEEL": wheel.encode(),
+            f"{self.dist_info}/top_level.txt": b"flash_kda\n",
             **{f"{self.dist_info}/licenses/{name}": data for name, data in self.licenses.items()},
         }
         if self.record is not None:
-            files["flash_kda/build_record.json"] = json.dumps(self.record).encode()
-        return files
+            record = {"source": self._source(package), **self.record}
+            files["flash_kda/build_record.json"] = json.dumps(record).encode()
+        changed = {**files, **self.tamper}
+        return {name: data for name, data in changed.items() if data is not None}
+
+    def _source(self, package: Mapping[str, bytes]) -> dict[str, object]:
+        built = {**package, "csrc/kernels.cu": b""}
+        files = {name: hashlib.sha256(data).hexdigest() for name, data in built.items()}
+        return {"sha256": combined(files), "files": files, "commit": "a" * 40, "dirty": False, **self.source}
 
 
 def _hash(data: bytes) -> str:
