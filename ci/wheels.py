@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ci.errors import CiError, ConfigError, ToolchainError, run_cli
@@ -62,9 +63,14 @@ def main() -> int:
             verify(wheel, given.archs)
         except CiError as problem:
             failures.append(problem)
-    if failures:
-        raise failures[0]
+    raise_all(failures)
     return 0
+
+
+def raise_all(failures: Sequence[CiError]) -> None:
+    """Nothing without failures; else one error with the class of the first and the words of all."""
+    if failures:
+        raise type(failures[0])("\n".join(str(problem) for problem in failures))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ _CONTENT_LINE = re.compile(r"^(?:.*\.whl): (?:(W\d+: .*|invalid wheel: .*)|(OK))
 
 def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
 
 
 def _json_of(tool: str, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

@@ -83,7 +83,9 @@ def _release(cubin: bytes, name: str) -> str:
 
 def _run(command: list[str], folder: str | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, errors="replace", check=False
+        )
     except OSError as error:
         raise ToolchainError(
             f"cannot run {command[0]}: {error}. Expected cuobjdump of the locked toolkit; see --cuobjdump."

@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-from ci.errors import PlatformError
+from ci.errors import CiError, PlatformError
 from ci.verify.facts import Elf, Symbol, VersionNeed
 
 _LOCAL_VERSIONS = (0, 1)  # VER_NDX_LOCAL and VER_NDX_GLOBAL name no version
@@ -23,9 +22,29 @@ def read_elf(path: Path) -> Elf:
     """Read the dynamic facts of `path`; PlatformError when it is no shared ELF library."""
     try:
         with path.open("rb") as stream:
-            return _facts(ELFFile(stream), path)
-    except ELFError as error:
-        raise PlatformError(f"{path.name}: expected an ELF shared library, got: {error}") from error
+            elf = ELFFile(stream)
+            _refuse_truncated(elf, path)
+            return _facts(elf, path)
+    except CiError:
+        raise
+    # Damaged headers send pyelftools past the end or to bytes that are no text; seen: ELFError, OSError,
+    # UnicodeDecodeError, AttributeError, AssertionError.  Whatever it is, the file is the cause.
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise PlatformError(f"{path.name}: expected an ELF shared library, got: {said}") from error
+
+
+def _refuse_truncated(elf: Any, path: Path) -> None:
+    """Loading a file that is shorter than its segments ends in SIGBUS, not in an error."""
+    size = path.stat().st_size
+    ends = [("section headers", elf["e_shoff"] + elf["e_shnum"] * elf["e_shentsize"])]
+    ends += [(f"segment {s['p_type']}", s["p_offset"] + s["p_filesz"]) for s in elf.iter_segments()]
+    beyond = [f"{name} up to byte {end}" for name, end in ends if end > size]
+    if beyond:
+        raise PlatformError(
+            f"{path.name}: expected all parts within its {size} bytes, got {', '.join(beyond)}.\n"
+            "Next: build it again"
+        )
 
 
 def _facts(elf: Any, path: Path) -> Elf:

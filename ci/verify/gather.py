@@ -51,13 +51,18 @@ def read_library(path: Path, name: str, cuobjdump: Path, oldest_python: str) -> 
 
 def _gather_wheel(path: Path, digest: str, cuobjdump: Path, oldest_python: str) -> Facts:
     archive = read_wheel(path)
-    wheel = replace(archive, platform=audit_platform(path), content_problems=audit_contents(path))
-    members = [name for name in sorted(wheel.members) if is_library(name)]
+    members = [name for name in sorted(archive.members) if is_library(name)]
     with tempfile.TemporaryDirectory(prefix="flash-kda-verify-") as folder:
-        libraries = tuple(
-            read_library(_extract(path, member, Path(folder) / str(number)), member, cuobjdump, oldest_python)
+        places = {
+            member: _extract(path, member, Path(folder) / str(number))
             for number, member in enumerate(members)
+        }
+        for place in places.values():
+            read_elf(place)  # before the other checkers, which end in tracebacks where it names the fault
+        libraries = tuple(
+            read_library(place, member, cuobjdump, oldest_python) for member, place in places.items()
         )
+    wheel = replace(archive, platform=audit_platform(path), content_problems=audit_contents(path))
     return Facts(path.name, digest, libraries, wheel)
 
 
