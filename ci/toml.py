@@ -29,7 +29,7 @@ TomlError: type[ValueError] = _TOML.TOMLDecodeError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file; raises TomlError or OSError."""
+    """Parse a TOML file; raises TomlError, UnicodeDecodeError or OSError."""
     table: dict[str, Any] = _TOML.loads(path.read_text(encoding="utf-8"))
     return table
 
@@ -104,5 +104,5 @@ def open_table(path: Path) -> Table:
     """A TOML file to be read with care; ConfigError when it cannot be parsed."""
     try:
         return Table(path.name, read_toml(path))
-    except (OSError, TomlError) as error:
+    except (OSError, TomlError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error

@@ -17,7 +17,8 @@ from ci.errors import ToolchainError
 from ci.nvcc import tool_version
 from ci.process import run
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent.parent
 _UPDATE = "python -m ci.toolchain update"
 # The installed programs that say their version, and the package that brings each.
 _PROGRAMS = {
@@ -53,11 +54,22 @@ def lock_path(toolkit: str) -> Path:
 
 def read_lock(path: Path) -> tuple[Pin, ...]:
     """The pins of a lock file; ToolchainError naming the line that is not one."""
-    return tuple(_pins(path))
+    pins = tuple(_pins(path))
+    if not pins:
+        raise ToolchainError(f"{path}: expected pinned packages, got none.\n{_restore(path)}")
+    return pins
+
+
+def _restore(lock: Path) -> str:
+    shown = lock.relative_to(ROOT) if lock.is_relative_to(ROOT) else lock
+    return f"Next: if the lock was edited, 'git checkout {shown}'; else '{_UPDATE}'"
 
 
 def _pins(path: Path) -> Iterator[Pin]:
-    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    try:
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    except UnicodeDecodeError as error:
+        raise ToolchainError(f"{path}: expected UTF-8 text, got: {error}.\n{_restore(path)}") from error
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
             continue
@@ -98,7 +110,9 @@ def ensure(toolkit: str, lock: Path | None = None) -> Path:
         _install(toolkit, path, target)
         verify(cuda_home(target), toolkit, pins)
 
-    return cuda_home(cache.make_once(folder(toolkit, path), fill))
+    home = cuda_home(cache.make_once(folder(toolkit, path), fill))
+    verify(home, toolkit, pins)  # the cache is a folder like any other: files in it get lost and replaced
+    return home
 
 
 def _install(toolkit: str, lock: Path, target: Path) -> None:
@@ -112,7 +126,7 @@ def _install(toolkit: str, lock: Path, target: Path) -> None:
             hint=f"check the network, then: python -m ci.toolchain ensure {toolkit}",
         )
     except ToolchainError as error:
-        raise _hash_error(lock, str(error)) or error from None
+        raise _hash_error(lock, str(error)) or _version_error(lock, str(error)) or error from None
 
 
 def _hash_error(lock: Path, output: str) -> ToolchainError | None:
@@ -124,7 +138,18 @@ def _hash_error(lock: Path, output: str) -> ToolchainError | None:
     return ToolchainError(
         f"{lock.name}: {', '.join(names)}: the downloaded file is not the locked one.\n"
         f"  expected sha256 {' or '.join(expected)}\n  got      sha256 {got[1]}\n"
-        f"Next: if the lock was edited, 'git checkout {lock.name}'; if the file was republished, '{_UPDATE}'"
+        f"{_restore(lock)}"
+    )
+
+
+def _version_error(lock: Path, output: str) -> ToolchainError | None:
+    # pip's words; with an index out of reach the list of versions is "none".
+    missing = re.search(r"No matching distribution found for (\S+)", output)
+    offered = re.search(r"\(from versions: (?!none)([^)]*)\)", output)
+    if missing is None or offered is None:
+        return None
+    return ToolchainError(
+        f"{lock.name}: expected {missing[1]}, the index has {offered[1]}.\n{_restore(lock)}"
     )
 
 
@@ -132,7 +157,10 @@ def verify(home: Path, toolkit: str, pins: tuple[Pin, ...]) -> None:
     """Run each program of the toolkit; ToolchainError when one does not start or is not as locked."""
     versions = {pin.name: pin.version for pin in pins}
     for program, package in _PROGRAMS.items():
-        got = tool_version(home / "bin" / program)
+        try:
+            got = tool_version(home / "bin" / program)
+        except ToolchainError as error:
+            got = str(error).partition("\n")[0]
         if got != versions.get(package):
             raise ToolchainError(
                 f"{home / 'bin' / program}: expected version {versions.get(package)} "
