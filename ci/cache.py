@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ci.errors import ConfigError
+
 ENV = "FLASH_KDA_CACHE"
 
 
@@ -31,9 +33,24 @@ def key(*parts: str | bytes) -> str:
     return digest.hexdigest()[:12]
 
 
+def make_folder(folder: Path, given_by: str) -> Path:
+    """`folder`, made if need be and fit to write to; ConfigError that names `given_by` when it is not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(folder, os.W_OK | os.X_OK) else "no permission to write there"
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        raise ConfigError(
+            f"{folder}: expected a folder that can be written to, got: {problem}.\n"
+            f"Next: give another one with {given_by}"
+        )
+    return folder
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, ENV)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
