@@ -27,6 +27,7 @@ class Commands:
 # folder of its own for each source, since intermediate files are named after the source's last part.
 _RULES = """\
 ninja_required_version = 1.5
+builddir = {folder}
 rule cxx
   command = {cxx} -MMD -MF $out.d {cxx_flags} -c $in -o $out
   depfile = $out.d
@@ -62,6 +63,7 @@ def write(
 ) -> str:
     """The ninja file's text: objects go below `folder`; `depends` is linked anew when it changes."""
     text = _RULES.format(
+        folder=_path(folder),
         cxx=_words(toolset.cxx),
         cxx_flags=_words(commands.cxx),
         nvcc=_words([str(toolset.nvcc.path)]),
