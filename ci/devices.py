@@ -48,4 +48,5 @@ def _from_smi() -> list[arch.Capability]:
 def parse_capabilities(text: str) -> list[arch.Capability]:
     """Read nvidia-smi's answer, one ``9.0`` a line; other lines (``[N/A]`` on old GPUs) are left out."""
     pairs = [line.strip().split(".") for line in text.splitlines()]
-    return [(int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and p[0].isdigit() and p[1].isdigit()]
+    # isdecimal, not isdigit: the latter takes a superscript two, which int() refuses.
+    return [(int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and p[0].isdecimal() and p[1].isdecimal()]

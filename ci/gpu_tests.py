@@ -15,6 +15,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ WHEELS = ROOT / "wheels"
 PLUGIN = Path(__file__).with_name("gpu_plugin.py")
 RESULT_ENV = "FLASH_KDA_GPU_TESTS_RESULT"
 TESTS = "tests/gpu"
+_NEXT_TARGET = f"Next: nox -s gpu_tests -- --target sm{arch.KERNEL_TARGETS[0].target.name}"
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,11 @@ def parse_target(text: str) -> arch.Target:
     try:
         target = arch.parse_target(text)
     except arch.ArchSelectionError as problem:
-        raise ConfigError(f"--target: {problem}") from problem
+        raise ConfigError(f"--target: {problem}\n{_NEXT_TARGET}") from problem
     known = [row.target for row in arch.KERNEL_TARGETS]
     if target not in known:
         names = ", ".join(f"sm{row.name}" for row in known)
-        raise ConfigError(
-            f"--target {text}: expected one of {names}.\nNext: nox -s gpu_tests -- --target sm{known[0].name}"
-        )
+        raise ConfigError(f"--target {text}: expected one of {names}.\n{_NEXT_TARGET}")
     return target
 
 
@@ -109,7 +109,8 @@ def probe(environment: Environment, cwd: Path) -> Probe:
     done = _python(environment, ["-m", "flash_kda", "--json"], cwd, capture=True)
     if done.returncode != 0:
         raise GpuTestError(
-            f"the installed wheel cannot be imported:\n{done.stdout}{done.stderr}\nNext: python -m flash_kda"
+            f"the installed wheel cannot be imported: python -m flash_kda ended with "
+            f"{ending(done.returncode)}:\n{done.stdout}{done.stderr}\nNext: nox -s verify_wheels -- WHEEL"
         )
     report = json.loads(done.stdout)
     if not is_inside(report["location"], environment):
@@ -120,6 +121,16 @@ def probe(environment: Environment, cwd: Path) -> Probe:
     if report["torch"]["error"]:
         raise GpuTestError(f"torch: {report['torch']['error']}.\nNext: run with the Python that has torch")
     return read_report(report)
+
+
+def ending(code: int) -> str:
+    """A return code in words: a library that is cut short kills the process and nothing is printed."""
+    if code >= 0:
+        return f"code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:  # a real-time signal has no name
+        return f"signal {-code}"
 
 
 def read_report(report: dict[str, Any]) -> Probe:

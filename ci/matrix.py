@@ -73,14 +73,17 @@ class Matrix:
             if row.label == label:
                 return row
         labels = ", ".join(row.label for row in self.rows)
-        raise ConfigError(f"no CUDA row {label!r} in ci/matrix.toml; it has {labels}.")
+        raise ConfigError(
+            f"no CUDA row {label!r} in ci/matrix.toml; it has {labels}.\nNext: name one of them"
+        )
 
     def emittable(self, toolkit: str) -> frozenset[arch.Target]:
         """Targets that toolkit emits; ConfigError naming the toolkits on record."""
         if toolkit not in self.emits:
             known = ", ".join(self.emits)
             raise ConfigError(
-                f"CUDA {toolkit!r}: what its nvcc emits is not on record in ci/matrix.toml; it has {known}."
+                f"CUDA {toolkit!r}: what its nvcc emits is not on record in ci/matrix.toml; it has {known}.\n"
+                "Next: name one of them, or say what it emits: python -m ci.plan --emittable LIST"
             )
         return self.emits[toolkit]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -115,8 +116,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _machine(cores: int | None, memory_gib: float | None) -> resources.Machine:
     for name, given in (("--cores", cores), ("--memory-gib", memory_gib)):
-        if given is not None and not given > 0:
-            raise ConfigError(f"{name}: expected a positive number, got {given}.")
+        if given is not None and not 0 < given < math.inf:
+            raise ConfigError(f"{name}: expected a positive number, got {given}.\nNext: leave {name} out")
     here = resources.this_machine()
     return resources.Machine(cores or here.cores, memory_gib or here.memory_gib)
 
@@ -127,7 +128,9 @@ def _gpus(text: str | None) -> list[arch.Capability] | None:
     words = [word for word in text.replace(",", " ").split() if word]
     found = devices.parse_capabilities("\n".join(words))
     if len(found) != len(words):
-        raise ConfigError(f"--gpus: expected capabilities such as 9.0,10.0, got {text!r}.")
+        raise ConfigError(
+            f"--gpus: expected capabilities such as 9.0,10.0, got {text!r}.\nNext: leave --gpus out"
+        )
     return found
 
 
