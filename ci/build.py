@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci import cache, import_check, matrix, plan, resources, source, sysroot, toolchain, venv, wheels
-from ci.archs import arch
-from ci.errors import BuildError, ConfigError, run_cli
+from ci.errors import BuildError, run_cli
 from ci.matrix import CudaRow
 from ci.process import CONSOLE, run
 from ci.repair import repair
+from ci.selection import check_archs
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def build_row(
     one). Raises ConfigError, ToolchainError, BuildError or PlatformError.
     """
     row = matrix.load().cuda_row(label)
-    _check_archs(row, archs)
-    cache.make_folder(out, "--out")
+    check_archs(archs)
+    cache.check_folder(out, "--out")
     tools = tools_for(row)
     with tempfile.TemporaryDirectory(prefix="flash-kda-build-") as scratch:
         folder = work or Path(scratch)
@@ -108,16 +108,6 @@ def build_row(
             row, row.value if archs is None else archs, tools, folder, conditions or Conditions()
         )
         return repair(raw, out, tools.python, source.revision().epoch)
-
-
-def _check_archs(row: CudaRow, archs: str | None) -> None:
-    """Refuse what ``--archs`` cannot mean before anything is downloaded; ConfigError names the option."""
-    _, problems = arch.parse_list(archs) if archs is not None else ((), ())
-    if problems or (archs is not None and not archs.strip(" ,;")):
-        said = "; ".join(f"{problem.item}: {problem.text}" for problem in problems) or "the list is empty."
-        raise ConfigError(
-            f"--archs {archs!r}: {said}\nNext: leave --archs out for {row.value}, or name some of them"
-        )
 
 
 def compile_wheel(row: CudaRow, archs: str, tools: Tools, folder: Path, conditions: Conditions) -> Path:

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,24 +34,25 @@ def key(*parts: str | bytes) -> str:
     return digest.hexdigest()[:12]
 
 
-def make_folder(folder: Path, given_by: str) -> Path:
-    """`folder`, made if need be and fit to write to; ConfigError that names `given_by` when it is not."""
+def check_folder(folder: Path, given_by: str) -> None:
+    """ConfigError that names `given_by` unless `folder` takes files or can be made; leaves nothing there."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        problem = "" if os.access(folder, os.W_OK | os.X_OK) else "no permission to write there"
+        with tempfile.TemporaryDirectory(dir=place):
+            pass
     except OSError as error:
-        problem = str(error)
-    if problem:
         raise ConfigError(
-            f"{folder}: expected a folder that can be written to, got: {problem}.\n"
+            f"{folder}: expected a folder that can be written to, got: {error}.\n"
             f"Next: give another one with {given_by}"
-        )
-    return folder
+        ) from error
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    make_folder(path.parent, ENV)
+    check_folder(path.parent, ENV)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

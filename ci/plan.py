@@ -70,8 +70,10 @@ def make_plan(
     sources: int,
     environ: Mapping[str, str],
     strict: bool = False,
+    given_by: str = arch.ENV,
 ) -> Plan:
-    """Decide a build.  `value` as FLASH_KDA_CUDA_ARCHS; `gpus` None: ask this machine.
+    """Decide a build.  `value` as FLASH_KDA_CUDA_ARCHS, or of the option `given_by`; `gpus` None: ask this
+    machine.
 
     Raises ConfigError; for a refused architecture its details hold every problem with a stable code.
     """
@@ -79,7 +81,7 @@ def make_plan(
     try:
         chosen = arch.resolve(value, arch.KERNEL_TARGETS, emit, ask, strict, compiler=emit.label)
     except arch.ArchSelectionError as error:
-        raise selection_error(error) from error
+        raise selection_error(error, given_by) from error
     jobs = resources.plan_jobs(machine, len(chosen.choices), sources, environ)
     return Plan(
         cuda=cuda,
@@ -146,6 +148,7 @@ def _plan(given: argparse.Namespace) -> Plan:
         sources,
         os.environ,
         given.strict or strict_from(os.environ),
+        arch.ENV if given.archs is None else "--archs",
     )
 
 

@@ -29,10 +29,26 @@ def strict_from(environ: Mapping[str, str]) -> bool:
     return flag(environ, STRICT)
 
 
-def selection_error(error: arch.ArchSelectionError) -> ConfigError:
-    """The same refusal as a ConfigError whose details hold the problems as plain data."""
+def selection_error(error: arch.ArchSelectionError, given_by: str = arch.ENV) -> ConfigError:
+    """The same refusal as a ConfigError whose details hold the problems as plain data.
+
+    `given_by` is where the value came from, when that was an option and not the variable.
+    """
     problems = [{"item": p.item, "code": p.code, "text": p.text} for p in error.problems]
-    return ConfigError(str(error), {"codes": list(error.codes), "problems": problems})
+    text = str(error).replace(arch.ENV, given_by)
+    return ConfigError(text, {"codes": list(error.codes), "problems": problems})
+
+
+def check_archs(given: str | None) -> None:
+    """Refuse an ``--archs`` that is no list of architectures, before anything else; None is no option."""
+    if given is None:
+        return
+    choices, problems = arch.parse_list(given)
+    if problems or not choices:
+        said = "; ".join(f"{problem.item}: {problem.text}" for problem in problems) or "the list is empty."
+        raise ConfigError(
+            f"--archs {given!r}: {said}\nNext: leave --archs out, or give a list such as 90a,100a"
+        )
 
 
 def precheck(value: str | None) -> None:

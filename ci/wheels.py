@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ci.errors import CiError, ConfigError, ToolchainError, run_cli
 from ci.process import CONSOLE
+from ci.selection import check_archs
 
 CHECKERS_NEED = (3, 11)
 FOLDER = Path(__file__).resolve().parent.parent / "wheels"
@@ -57,6 +58,7 @@ def main() -> int:
     parser.add_argument("--archs", help="what the wheels were narrowed to, as a comma list")
     given = parser.parse_args()
     check_python()
+    check_archs(given.archs)
     failures: list[CiError] = []
     for wheel in given.wheel or built():
         try:

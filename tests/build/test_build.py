@@ -6,12 +6,13 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from ci import build, import_check, matrix, source, wheels
+from ci import build, cache, import_check, matrix, source, wheels
 from ci.errors import BuildError, ConfigError, SassError, ToolchainError
 from ci.venv import Venv
 
@@ -66,8 +67,40 @@ def test_conditions_reach_the_environment(tools_by_hand: build.Tools) -> None:
 
 
 def test_an_unknown_row_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no CUDA row"):
+    with pytest.raises(ConfigError, match=r"no CUDA row.*\nNext: "):
         build.build_row("cu000")
+
+
+@pytest.mark.parametrize("archs", ["", " ", ",", "junk", "90a,junk"])
+def test_a_wrong_list_of_architectures_is_refused_before_anything_else(
+    archs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "tools_for", lambda _row: pytest.fail("went on"))
+    with pytest.raises(ConfigError, match=r"^--archs .*\nNext: "):
+        build.build_row(ROW.label, archs, tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ci.wheels", "--archs", archs, str(tmp_path / "none.whl")])
+    with pytest.raises(ConfigError, match=r"^--archs .*\nNext: "):
+        wheels.main()
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "tools_for", lambda _row: pytest.fail("went on"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"/file/x/y: expected a folder .*\nNext: .* --out"):
+        build.build_row(ROW.label, None, tmp_path / "file" / "x" / "y")
+
+
+def test_a_cache_that_cannot_be_written_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(cache.ENV, str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=rf"expected a folder .*\nNext: .* {cache.ENV}"):
+        build.tools_for(ROW)
+    cache.check_folder(tmp_path / "new" / "deep", "--out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def broken_checkout(tmp_path: Path) -> Path:
@@ -151,6 +184,14 @@ def test_an_unverified_wheel_does_not_reach_the_folder(
 def test_verifying_no_wheel_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no wheel in"):
         wheels.built(tmp_path)
+
+
+def test_the_failures_of_all_wheels_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = tmp_path / f"flash_kda-0.1.0+{ROW.label}-cp310-abi3-manylinux_2_28_x86_64.whl"
+    bad.write_bytes(b"no zip")
+    monkeypatch.setattr(sys, "argv", ["ci.wheels", str(tmp_path / "gone.whl"), str(bad)])
+    with pytest.raises(ConfigError, match=r"gone\.whl: .*no such file[\s\S]*flash_kda-0.*expected a zip"):
+        wheels.main()
 
 
 def test_a_python_too_old_for_the_checkers_is_refused_at_once() -> None:

@@ -219,6 +219,14 @@ def test_a_wheel_that_does_not_import_is_an_error(tmp_path: Path, make_wheel: Ma
         gpu_tests.probe(environment, tmp_path)
 
 
+def test_a_wheel_that_kills_the_process_is_told_apart(tmp_path: Path, make_wheel: MakeWheel) -> None:
+    kill = "import os, signal\nos.kill(os.getpid(), signal.SIGBUS)\n"
+    environment = gpu_tests.install(make_wheel({"flash_kda/__init__.py": kill}), tmp_path)
+    with pytest.raises(GpuTestError, match=r"ended with signal 7 \(SIGBUS\)"):
+        gpu_tests.probe(environment, tmp_path)
+    assert gpu_tests.ending(1) == "code 1" and gpu_tests.ending(-40) == "signal 40"
+
+
 def test_the_source_tree_in_the_way_is_noticed(project: Path, tmp_path: Path, make_wheel: MakeWheel) -> None:
     environment = gpu_tests.install(make_wheel({"other/__init__.py": ""}, name="other"), tmp_path)
     said = json.dumps({"location": str(project / "flash_kda")})

@@ -427,6 +427,7 @@ def test_in_place_for_development(tmp_path: Path) -> None:
     done = setup(tree, ["build_ext", "--inplace"], variables)
     assert done.returncode == 0, done.stderr
     assert (tree / "flash_kda" / "_C.abi3.so").is_file()
+    assert not list(tree.glob(".ninja*"))
     assert json.loads((tree / "flash_kda" / "build_record.json").read_text())["architectures"] == ["90a"]
 
 

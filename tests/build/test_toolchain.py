@@ -112,6 +112,54 @@ def test_lines_that_are_no_pins(tmp_path: Path, line: str) -> None:
         toolchain.read_lock(path)
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"# a comment\n\n", b"\xff\xfe\n"], ids=["empty", "comment", "binary"]
+)
+def test_locks_without_pins_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "13.0.lock"
+    path.write_bytes(content)
+    with pytest.raises(ToolchainError, match=r"expected .*\nNext: .*git checkout"):
+        toolchain.ensure("13.0", path)
+
+
+def test_the_way_back_to_a_lock_works_from_the_root() -> None:
+    lock = toolchain.lock_path("13.0")
+    assert "'git checkout ci/toolchain/13.0.lock'" in toolchain._restore(lock)
+
+
+@pytest.mark.parametrize("junk", [b"junk", b"", b"#!/bin/sh\nexit 3\n"])
+def test_a_program_damaged_in_the_cache_is_noticed(
+    junk: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = toolchain.ensure("13.0")
+    monkeypatch.setenv(cache.ENV, str(tmp_path / "cache"))
+    home = toolchain.folder("13.0") / "nvidia" / "cu13"
+    (home / "bin").mkdir(parents=True)
+    for program in good.joinpath("bin").iterdir():
+        (home / "bin" / program.name).symlink_to(program)
+    (home.parent.parent / ".complete").touch()
+    assert toolchain.ensure("13.0") == home
+    (home / "bin" / "nvcc").unlink()
+    (home / "bin" / "nvcc").write_bytes(junk)
+    (home / "bin" / "nvcc").chmod(0o755)
+    with pytest.raises(
+        ToolchainError, match=r"bin/nvcc: expected version 13[\s\S]*\nNext: rm -r .*ensure 13\.0"
+    ):
+        toolchain.ensure("13.0")
+
+
+def test_a_version_that_the_index_lacks_is_no_fault_of_the_network() -> None:
+    said = (
+        "ERROR: Could not find a version that satisfies the requirement nvidia-cuda-crt==13.0.1 "
+        "(from versions: 13.0.48, 13.0.88)\nERROR: No matching distribution found for nvidia-cuda-crt==13.0.1\n"
+    )
+    error = toolchain._version_error(toolchain.lock_path("13.0"), said)
+    assert error is not None
+    assert "expected nvidia-cuda-crt==13.0.1, the index has 13.0.48, 13.0.88" in str(error)
+    offline = said.replace("13.0.48, 13.0.88", "none")
+    assert toolchain._version_error(toolchain.lock_path("13.0"), offline) is None
+
+
 def test_an_unknown_toolkit_names_the_known_ones() -> None:
     with pytest.raises(ToolchainError, match=r"13\.0, 13\.5"):
         toolchain.lock_path("9.9")

@@ -110,6 +110,13 @@ def test_a_missing_file(tmp_path: Path) -> None:
         matrix.load(tmp_path / "none.toml")
 
 
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.toml"
+    path.write_bytes(b"\xff\xfe = 1\n")
+    with pytest.raises(ConfigError, match=r"matrix\.toml: cannot be read"):
+        matrix.load(path)
+
+
 def test_exit_codes_are_distinct() -> None:
     classes = [value for value in vars(errors).values() if isinstance(value, type)]
     kinds = [kind for kind in classes if issubclass(kind, errors.CiError)]

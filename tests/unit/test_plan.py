@@ -47,6 +47,16 @@ def test_the_documented_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert said["jobs"] * said["threads"] <= 2
 
 
+def test_a_refusal_names_the_option_or_the_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, said, _ = run(capsys, "--cuda", "13.0", "--archs", "junk", *SMALL)
+    assert said["message"].startswith("--archs='junk'")
+    monkeypatch.setenv("FLASH_KDA_CUDA_ARCHS", "junk")
+    _, said, _ = run(capsys, "--cuda", "13.0", *SMALL)
+    assert said["message"].startswith("FLASH_KDA_CUDA_ARCHS='junk'")
+
+
 def test_emittable_replaces_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     code, said, _ = run(capsys, "--cuda", "99.0", "--archs", "all", "--emittable", "100a,90a", *SMALL)
     assert (code, said["archs"]) == (0, ["90a", "100a"])
@@ -79,7 +89,10 @@ def test_refusals(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], co
         ("--cuda", "11.8", "--archs", "90a"),
         ("--cuda", "13.0", "--archs", "90a", "--cores", "0"),
         ("--cuda", "13.0", "--archs", "90a", "--memory-gib", "-1"),
+        ("--cuda", "13.0", "--archs", "90a", "--memory-gib", "inf"),
+        ("--cuda", "13.0", "--archs", "90a", "--memory-gib", "nan"),
         ("--cuda", "13.0", "--archs", "auto", "--gpus", "nine"),
+        ("--cuda", "13.0", "--archs", "auto", "--gpus", "\u00b2.\u2070"),
         ("--cuda", "13.0", "--archs", "90a", "--emittable", "everything"),
     ],
 )
