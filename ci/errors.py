@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 
 class CiError(Exception):
@@ -101,6 +101,21 @@ class LintError(CiError):
     """A linter, formatter or type checker complained."""
 
     exit_code = 14
+
+
+def missing_package(error: ModuleNotFoundError, locks: Sequence[str]) -> SystemExit:
+    """The end of a command, to be raised where it imports the packages of ``ci/requirements``.
+
+    Its message is a ToolchainError's; no exception of ours could be caught there, since a package's import
+    runs before its ``__main__``.
+    """
+    files = " ".join(f"-r ci/requirements/{name}.txt" for name in locks)
+    print(
+        f"ToolchainError: {error}: expected the pinned packages of {', '.join(locks)}.\n"
+        f"Next: use nox, or: python -m pip install --require-hashes {files}",
+        file=sys.stderr,
+    )
+    return SystemExit(ToolchainError.exit_code)
 
 
 def run_cli(main: Callable[[], int], *, as_json: bool = False) -> int:

@@ -12,10 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
+from ci.errors import CiError, missing_package
 
-from ci.errors import CiError
+try:
+    from rich.console import Console
+    from rich.markup import escape
+except ModuleNotFoundError as error:
+    raise missing_package(error, ["ci", "verify"]) from error
 
 # Without a terminal rich takes 80 columns, too few for a table of kernels.
 CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True, width=None if sys.stderr.isatty() else 160)

@@ -8,17 +8,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from ci import matrix as matrix_module
-from ci.errors import ConfigError
+from ci.errors import ConfigError, missing_package
 from ci.verify import expectations as expectations_module
-from ci.verify.abi import check_abi
-from ci.verify.build_record import warnings
-from ci.verify.facts import Facts
-from ci.verify.floor import check_platform
-from ci.verify.gather import gather_facts
-from ci.verify.metadata import check_metadata, check_size
-from ci.verify.report import Report
-from ci.verify.request import Request, make_request
-from ci.verify.sass import check_contract, check_instructions, check_resources
+
+try:
+    from ci.verify.abi import check_abi
+    from ci.verify.build_record import warnings
+    from ci.verify.facts import Facts
+    from ci.verify.floor import check_platform
+    from ci.verify.gather import gather_facts
+    from ci.verify.metadata import check_metadata, check_size
+    from ci.verify.report import Report
+    from ci.verify.request import Request, make_request
+    from ci.verify.sass import check_contract, check_instructions, check_resources
+except ModuleNotFoundError as error:
+    raise missing_package(error, ["ci", "verify"]) from error
 
 __all__ = ["Report", "judge", "verify_wheel"]
 

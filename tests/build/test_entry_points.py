@@ -6,12 +6,13 @@ import ast
 import importlib
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ci import update, venv
-from ci.errors import ConfigError
+from ci.errors import ConfigError, ToolchainError
 
 ROOT = Path(__file__).resolve().parents[2]
 SESSIONS = {
@@ -74,3 +75,15 @@ def test_the_ci_script_runs_the_readmes_commands_with_the_tests_last() -> None:
     assert re.findall(r"nox -s (\w+)", text) == ["lint", "build_wheels", "reproduce", "tests"]
     assert "pip install --quiet nox" in text
     assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["ci.verify", "x.whl"], ["ci.wheels", "x.whl"], ["ci.build"]], ids="-".join
+)
+def test_without_the_pinned_packages_a_command_says_what_to_install(words: list[str]) -> None:
+    # -S: no site-packages, so nothing but the standard library is there.
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == ToolchainError.exit_code, done.stderr
+    assert "Next: use nox, or: python -m pip install" in done.stderr and "Traceback" not in done.stderr

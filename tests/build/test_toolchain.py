@@ -151,7 +151,8 @@ def test_a_program_damaged_in_the_cache_is_noticed(
 def test_a_version_that_the_index_lacks_is_no_fault_of_the_network() -> None:
     said = (
         "ERROR: Could not find a version that satisfies the requirement nvidia-cuda-crt==13.0.1 "
-        "(from versions: 13.0.48, 13.0.88)\nERROR: No matching distribution found for nvidia-cuda-crt==13.0.1\n"
+        "(from versions: 13.0.48, 13.0.88)\n"
+        "ERROR: No matching distribution found for nvidia-cuda-crt==13.0.1\n"
     )
     error = toolchain._version_error(toolchain.lock_path("13.0"), said)
     assert error is not None
