@@ -46,8 +46,9 @@ def check_archs(given: str | None) -> None:
     choices, problems = arch.parse_list(given)
     if problems or not choices:
         said = "; ".join(f"{problem.item}: {problem.text}" for problem in problems) or "the list is empty."
+        example = ",".join(row.target.name for row in arch.KERNEL_TARGETS[:2])
         raise ConfigError(
-            f"--archs {given!r}: {said}\nNext: leave --archs out, or give a list such as 90a,100a"
+            f"--archs {given!r}: {said}\nNext: leave --archs out, or give a list such as {example}"
         )
 
 
