@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ._library import LOADED
 from .arch import KERNEL_TARGETS, Capability, Choice, best_for, runs
@@ -111,6 +112,11 @@ class Unavailable(ValueError):
         super().__init__(
             f"backend={backend!r} cannot run on {device}: " + "; ".join(r.text for r in refusals)
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is copied by calling its class with ``args``, which holds the message alone; one that
+        # cannot be copied hangs a multiprocessing pool.
+        return type(self), (self.backend, self.device, self.refusals), vars(self)
 
 
 def _dotted(cc: Capability) -> str:

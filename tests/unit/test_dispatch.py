@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +114,12 @@ def test_unavailable_lists_every_reason() -> None:
     error = Unavailable("auto", "cuda:0", refusals)
     assert isinstance(error, ValueError) and error.code == "no_kernel" and error.refusals == refusals
     assert all(refusal.text in str(error) for refusal in refusals)
+
+
+def test_unavailable_can_be_copied_and_sent_to_another_process() -> None:
+    error = Unavailable("auto", "cuda:0", decide(facts((8, 9)), Request("cuda")).refusals)
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is Unavailable and str(again) == str(error) and vars(again) == vars(error)
 
 
 def test_the_decision_needs_no_torch() -> None:
