@@ -50,28 +50,41 @@ def _report(decision: Decision, device: DeviceFacts) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _select(device_type: str, index: int | None, request: Request) -> str:
+def _select(device_type: str, index: int | None, request: Request) -> Decision:
     device = device_facts(device_type, index)
     decision = dispatch.decide(Facts(device, library_facts()), request)
-    if decision.backend is None:
-        raise Unavailable(request.backend, device.name, decision.refusals)
-    if request.backend == dispatch.AUTO:
+    if request.backend == dispatch.AUTO and decision.backend is not None:
         _report(decision, device)
-    return decision.backend
+    return decision
 
 
-def select(backend: str, device_type: str, index: int | None, head_k: int, head_v: int, gate: str) -> str:
-    """Name of the backend for a call; cached.
+def select(
+    backend: str, device_type: str, index: int | None, head_k: int, head_v: int, gate: str
+) -> str | None:
+    """Name of the backend for a call, None when none can run it; cached."""
+    return _select(device_type, index, Request(backend, head_k, head_v, gate)).backend
 
-    Raises:
-        Unavailable: no backend, or not the named one, can run it.
-    """
-    return _select(device_type, index, Request(backend, head_k, head_v, gate))
+
+def unavailable(
+    backend: str, device_type: str, index: int | None, head_k: int, head_v: int, gate: str
+) -> Unavailable:
+    """The error for a call that ``select`` found no backend for. The caller raises it: what a call folded to
+    a constant raises itself reaches the user as an internal error of torch.compile."""
+    decision = _select(device_type, index, Request(backend, head_k, head_v, gate))
+    return Unavailable(backend, DeviceFacts(device_type, index).name, decision.refusals)
+
+
+def explanation(
+    backend: str, device_type: str, index: int | None, head_k: int, head_v: int, gate: str
+) -> str:
+    """The text of ``unavailable``, for tracing, which cannot build that exception."""
+    return str(unavailable(backend, device_type, index, head_k, head_v, gate))
 
 
 # Tracing sees a constant: the facts of an install do not change under a compiled graph. This is the mark that
 # torch.compiler.assume_constant_result sets; calling it would import torch._dynamo, 1.7 s at every start.
 vars(select)["_dynamo_marked_constant"] = True
+vars(explanation)["_dynamo_marked_constant"] = True
 
 
 def reset() -> None:

@@ -1,9 +1,9 @@
 """Argument checks: everything a bad call can be told before anything is launched.
 
 They read metadata only (types, dtypes, shapes, strides, devices, addresses), so they run on CPU, CUDA and
-meta tensors alike, never synchronise, and trace under ``torch.compile``. Two groups need more than metadata
-and are left out while a graph is traced, when there are no addresses and no values: alignment/aliasing, and
-the contents of ``cu_seqlens``, which are read only when they are on the CPU.
+meta tensors alike, never synchronise, and trace under ``torch.compile``. Three groups need more than metadata
+and are left out while a graph is traced, when there are no addresses and no values: inference tensors that
+are written, alignment/aliasing, and the contents of ``cu_seqlens``, read only when they are on the CPU.
 
 TypeError: not a tensor, not a number, a wrong dtype. ValueError: everything else. Each message names the
 argument, what it got and what it takes.
@@ -21,7 +21,10 @@ from torch import Tensor
 
 ROW_BYTES = 16  # one vector load of the kernels: eight bf16, four fp32
 
-_TAKES_SCALE = "a finite float, or None for K ** -0.5"
+_FP32_MAX = torch.finfo(torch.float32).max  # the kernels compute with an fp32 scale
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+_TAKES_SCALE = "a finite float that fits fp32, or None for K ** -0.5"
 _TAKES_BOUND = "a float in [-5, 0), or None for the softplus gate"
 
 _BF16 = (torch.bfloat16,)
@@ -55,18 +58,27 @@ def _names(dtypes: tuple[torch.dtype, ...]) -> str:
 
 
 def _check_number(name: str, value: Any, takes: str) -> None:
-    # bool is an int to Python, and a 0-d tensor would synchronise when read.
-    if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
+    # bool is an int to Python, and a 0-d tensor would synchronise when read. The operators are traced with
+    # torch's symbolic numbers in the place of a float.
+    if isinstance(value, bool) or not isinstance(value, (int, float, Real, torch.SymFloat, torch.SymInt)):
         _type_error(name, type(value).__name__, takes)
 
 
+def _shown(value: Any) -> str:
+    """A number in words: Python refuses to print an int of more than 4300 digits."""
+    try:
+        return f"{float(value)}"
+    except OverflowError:
+        return "an integer past every float"
+
+
 def check_scale(scale: Any) -> None:
-    """A finite real number, or None for ``K ** -0.5``."""
+    """A finite real number that fits fp32, or None for ``K ** -0.5``."""
     if scale is None:
         return
     _check_number("scale", scale, _TAKES_SCALE)
-    if not -math.inf < scale < math.inf:
-        _value_error("scale", f"{scale}", _TAKES_SCALE)
+    if not -_FP32_MAX <= scale <= _FP32_MAX:  # NaN compares false
+        _value_error("scale", _shown(scale), _TAKES_SCALE)
 
 
 def check_lower_bound(lower_bound: Any) -> None:
@@ -75,7 +87,13 @@ def check_lower_bound(lower_bound: Any) -> None:
         return
     _check_number("lower_bound", lower_bound, _TAKES_BOUND)
     if not -5.0 <= lower_bound < 0.0:  # NaN compares false, so it lands here as well
-        _value_error("lower_bound", f"{lower_bound}", _TAKES_BOUND)
+        _value_error("lower_bound", _shown(lower_bound), _TAKES_BOUND)
+
+
+def check_backend(backend: Any) -> None:
+    """A name; which names there are is for the decision to say."""
+    if not isinstance(backend, str):
+        _type_error("backend", type(backend).__name__, "the name of a backend, or 'auto'")
 
 
 def _check_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...], rank: tuple[int, ...]) -> None:
@@ -122,13 +140,16 @@ def _check_kinds(call: _Call) -> None:
         _check_tensor("cu_seqlens", call.cu_seqlens, _INDEX, (1,))
 
 
-def _present(call: _Call) -> list[tuple[str, Tensor]]:
+_Named = list[tuple[str, Tensor]]
+
+
+def _present(call: _Call) -> _Named:
     return [(name, t) for name, t in zip(call._fields, call, strict=True) if t is not None]
 
 
-def _check_devices(call: _Call) -> None:
+def _check_devices(call: _Call, present: _Named) -> None:
     device = call.q.device
-    for name, tensor in _present(call):
+    for name, tensor in present:
         if tensor.device != device:
             _value_error(name, f"a tensor on {tensor.device}", f"a tensor on {device}, the device of q")
 
@@ -216,15 +237,23 @@ def _check_layouts(call: _Call) -> None:
         _check_contiguous(name, getattr(call, name))
 
 
+def _check_gradients(present: _Named) -> None:
+    """A result without a gradient where one was asked for is a silent wrong answer: refuse instead."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in present:
+        if tensor.requires_grad:
+            why = "only the forward is computed; call under torch.no_grad() or torch.inference_mode()"
+            _value_error(name, "a tensor that requires grad", f"one that does not: {why}")
+
+
 def _check_writable(call: _Call) -> None:
+    if torch.is_inference_mode_enabled():
+        return
     for name, tensor in (("out", call.out), ("final_state", call.final_state)):
-        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-            _value_error(name, "a tensor that requires grad", "one that does not: it is written in place")
-
-
-def _has_address(tensor: Tensor) -> bool:
-    # Fake and functional tensors are subclasses, and their data_ptr() raises or lies.
-    return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+        if tensor is not None and tensor.is_inference():
+            takes = "one made outside, or a call under torch.inference_mode(): it is written in place"
+            _value_error(name, "a tensor made under torch.inference_mode()", takes)
 
 
 def _extent(tensor: Tensor, first: int = 0) -> int:
@@ -237,12 +266,22 @@ def _extent(tensor: Tensor, first: int = 0) -> int:
     return size
 
 
-def _start(tensor: Tensor) -> int:
-    """Address of the first element; meta tensors get one that is unique to their storage."""
-    if tensor.is_meta:
-        storage: int = tensor.untyped_storage()._cdata
-        return (storage << 64) + int(tensor.storage_offset()) * tensor.element_size()
-    return tensor.data_ptr()
+def _start(tensor: Tensor) -> int | None:
+    """Address of the first element, None where there is none; meta tensors get one unique to their storage.
+
+    What has no address does not show in its type: a subclass mostly has one, the wrappers of ``torch.func``
+    are plain tensors without. A fake tensor has storage on another device than its own and only warns when asked,
+    functional tensors and wrappers raise, wrapper subclasses say 0 (and so does an empty tensor).
+    """
+    try:
+        if tensor.is_meta:
+            storage: int = tensor.untyped_storage()._cdata
+            return (storage << 64) + int(tensor.storage_offset()) * tensor.element_size()
+        if type(tensor) not in _PLAIN and tensor.untyped_storage().device != tensor.device:
+            return None
+        return tensor.data_ptr() or None
+    except RuntimeError:
+        return None
 
 
 class _Placed(NamedTuple):
@@ -254,11 +293,15 @@ class _Placed(NamedTuple):
     stop: int
 
 
-def _place(name: str, tensor: Tensor) -> _Placed:
-    start = _start(tensor)
-    return _Placed(
-        name, tensor, start, start + (tensor.nbytes if tensor.is_contiguous() else _extent(tensor))
-    )
+def _place(present: _Named) -> list[_Placed]:
+    """The tensors that have an address."""
+    placed = []
+    for name, tensor in present:
+        start = _start(tensor)
+        if start is not None:
+            size = tensor.nbytes if tensor.is_contiguous() else _extent(tensor)
+            placed.append(_Placed(name, tensor, start, start + size))
+    return placed
 
 
 def _disjoint_at(a: _Placed, b: _Placed, level: int) -> bool:
@@ -309,14 +352,12 @@ def _check_alone(written: _Placed, others: list[_Placed]) -> None:
             _value_error(written.name, f"memory that {other.name} uses too", "memory of its own")
 
 
-def _check_addresses(call: _Call) -> None:
-    if torch.compiler.is_compiling():
-        return
+def _check_addresses(call: _Call, present: _Named) -> None:
     if not call.out.is_contiguous() and _overlaps_itself(call.out):
         _value_error(
             "out", f"strides {call.out.stride()}, which reach one element twice", "distinct elements"
         )
-    placed = [_place(name, tensor) for name, tensor in _present(call) if _has_address(tensor)]
+    placed = _place(present)
     for one in placed:
         if one.start % ROW_BYTES:
             _check_alignment(one)
@@ -327,9 +368,9 @@ def _check_addresses(call: _Call) -> None:
 
 def _check_cu_seqlens_contents(cu_seqlens: Tensor | None, tokens: int) -> None:
     """Only on the CPU: reading a device tensor would make the host wait for the device."""
-    if cu_seqlens is None or cu_seqlens.device.type != "cpu" or not _has_address(cu_seqlens):
+    if cu_seqlens is None or cu_seqlens.device.type != "cpu":
         return
-    if torch.compiler.is_compiling():
+    if _start(cu_seqlens) is None:
         return
     values = cu_seqlens.tolist()
     if values[0] != 0:
@@ -380,18 +421,22 @@ def check_fwd(
 
     Raises:
         TypeError: an argument of a wrong type or dtype.
-        ValueError: a wrong rank, shape, device, stride, alignment, range or content, or ``out`` or
-            ``final_state`` sharing memory with another argument (``final_state`` may be ``initial_state``).
+        ValueError: a wrong rank, shape, device, stride, alignment, range or content, a tensor that requires
+            grad while gradients are recorded, or ``out`` or ``final_state`` sharing memory with another
+            argument (``final_state`` may be ``initial_state``).
     """
     call = _Call(q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens)
     check_scale(scale)
     check_lower_bound(lower_bound)
     _check_kinds(call)
-    _check_devices(call)
+    present = _present(call)
+    _check_devices(call, present)
     sizes = _check_sizes(call)
     _check_shapes(call, sizes)
     _check_layouts(call)
-    _check_writable(call)
-    _check_addresses(call)
-    _check_cu_seqlens_contents(cu_seqlens, sizes.T)
+    _check_gradients(present)
+    if not torch.compiler.is_compiling():
+        _check_writable(call)
+        _check_addresses(call, present)
+        _check_cu_seqlens_contents(cu_seqlens, sizes.T)
     return sizes

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from . import _ops  # noqa: F401  (registers the operators)
-from ._select import select
+from ._select import explanation, select, unavailable
 from .backends import cuda, reference
-from .checks import check_fwd, check_packed, check_sources
+from .checks import check_backend, check_fwd, check_packed, check_sources
 from .dispatch import BOUNDED, CUDA, CUDA_HEAD_DIM, SOFTPLUS
 
 
@@ -65,15 +65,24 @@ def fwd(
     Raises:
         TypeError: an argument of a wrong type or dtype.
         ValueError: any other bad argument that metadata can show, named in the message, before anything is
-            launched (contents of ``cu_seqlens`` only on the CPU).
+            launched (contents of ``cu_seqlens`` only on the CPU). Among them a tensor that requires grad
+            outside ``torch.no_grad()`` and ``torch.inference_mode()``: there is no backward.
         flash_kda.Unavailable: (a ValueError) the backend cannot run this call here; ``refusals`` says why.
     """
     sizes = check_fwd(
         q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
     )
+    check_backend(backend)
     device = q.device
     gate = SOFTPLUS if lower_bound is None else BOUNDED
-    chosen = select(backend, device.type, device.index, _head_size(sizes.K), _head_size(sizes.V), gate)
+    wanted = (backend, device.type, device.index, _head_size(sizes.K), _head_size(sizes.V), gate)
+    chosen = select(*wanted)
+    if chosen is None:
+        if (
+            torch.compiler.is_compiling()
+        ):  # with fullgraph=True torch quotes this, else it calls again eagerly
+            raise ValueError(explanation(*wanted))
+        raise unavailable(*wanted)
     if dt_bias is not None and dt_bias.dim() == 1:
         dt_bias = dt_bias.view(sizes.HV, sizes.K)
     run = cuda.run if chosen == CUDA else reference.run
@@ -92,18 +101,6 @@ def fwd(
         final_state,
         cu_seqlens,
     )
-
-
-def _refuse_autograd(**tensors: Tensor | None) -> None:
-    """A result without a gradient where one was asked for is a silent wrong answer: refuse instead."""
-    if not torch.is_grad_enabled():
-        return
-    for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
-            raise ValueError(
-                f"flash_kda: argument '{name}': got a tensor that requires grad, takes one that does not: "
-                "only the forward is computed. Call under torch.no_grad() or torch.inference_mode()."
-            )
 
 
 def flash_kda_func(
@@ -127,12 +124,8 @@ def flash_kda_func(
     Returns:
         ``(o, final_state)``: bf16 ``[B, T, HV, V]``, and fp32 ``[N, HV, V, K]`` or None without
         ``output_final_state``.
-
-    Raises:
-        ValueError: besides the errors of ``fwd``, an input that requires grad outside ``torch.no_grad()``.
     """
     check_sources(q, v, cu_seqlens)
-    _refuse_autograd(q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, initial_state=initial_state)
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     final_state = None
     if output_final_state:

@@ -121,6 +121,8 @@ VALUE_ERRORS: list[tuple[str, str, Mutation]] = [
         for x in (0.0, 1.0, -5.001, math.nan, -math.inf)
     ],
     *[("scale", "finite", put("scale", constant(x))) for x in (math.nan, math.inf, -math.inf)],
+    *[("scale", "fits fp32", put("scale", constant(x))) for x in (1e39, -3.5e38, 10**400, 10**5000)],
+    ("lower_bound", "an integer past every float", put("lower_bound", constant(-(10**5000)))),
     (
         "q",
         "dense",
@@ -198,6 +200,79 @@ def test_an_output_that_requires_grad() -> None:
         flash_kda.fwd(**call)
 
 
+@pytest.mark.parametrize("name", ["q", "beta", "A_log", "dt_bias", "initial_state"])
+def test_an_input_that_requires_grad(name: str) -> None:
+    call = make_call()
+    call[name].requires_grad_()
+    expect(ValueError, name, "requires grad", call)
+    with torch.no_grad():
+        flash_kda.fwd(**call)
+
+
+@pytest.mark.parametrize("name", ["out", "final_state"])
+def test_an_output_made_in_inference_mode(name: str) -> None:
+    with torch.inference_mode():
+        call = make_call() | {name: torch.empty_like(make_call()[name])}
+        flash_kda.fwd(**call)
+    call |= {n: t.clone() for n, t in call.items() if isinstance(t, torch.Tensor) and n != name}
+    expect(ValueError, name, "inference_mode", call)
+
+
+@pytest.mark.parametrize("backend", [[], None, b"auto", {}, 3])
+def test_a_backend_that_is_no_name(backend: Any) -> None:
+    with pytest.raises(TypeError, match=r"argument 'backend': got .*, takes"):
+        flash_kda.fwd(**make_call(), backend=backend)
+
+
+class Subclass(torch.Tensor):
+    """A tensor of another type, with memory of its own."""
+
+
+def _subclassed(call: dict[str, Any]) -> dict[str, Any]:
+    cast = {id(t): t.as_subclass(Subclass) for t in call.values() if isinstance(t, torch.Tensor)}
+    return {n: cast.get(id(t), t) for n, t in call.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "mutate"),
+    [
+        ("out", "v uses too", lambda c: c | {"out": c["v"]}),
+        ("q", "divisible by 16", put("q", _off_by(4))),
+        ("cu_seqlens", "6 as last entry", lambda c: packed(c, (0, 2, 6))),
+    ],
+)
+def test_a_subclass_skips_no_check(name: str, says: str, mutate: Mutation) -> None:
+    flash_kda.fwd(**_subclassed(make_call()))
+    expect(ValueError, name, says, _subclassed(mutate(make_call())))
+
+
+class Wrapper(torch.Tensor):
+    """A tensor without memory of its own."""
+
+    @staticmethod
+    def __new__(cls, like: Any) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError
+
+
+def test_tensors_without_an_address_pass() -> None:
+    call = make_call()
+    names = list(inspect.signature(check_fwd).parameters)
+    passed = []
+
+    def inside(q: Any) -> Any:
+        passed.append(check_fwd(**{n: (call | {"q": q})[n] for n in names}))
+        return q
+
+    torch.vmap(inside)(call["q"][None])
+    torch.func.jvp(inside, (call["q"],), (call["q"],))
+    inside(Wrapper(call["q"]))
+    assert len(passed) == 3
+
+
 def test_nothing_is_written_by_a_refused_call() -> None:
     call = make_call() | {"lower_bound": 0.5}
     with pytest.raises(ValueError, match="lower_bound"):
@@ -229,7 +304,8 @@ ACCEPTED: dict[str, Mutation] = {
     "beta anywhere": lambda c: c | {"beta": _off_by(3)(c["beta"])},
     "numpy numbers": lambda c: c | {"scale": np.float32(0.5), "lower_bound": np.float64(-5.0)},
     "integer bound": lambda c: c | {"lower_bound": -5, "scale": 1},
-    "a parameter": lambda c: c | {"A_log": torch.nn.Parameter(c["A_log"])},
+    "a parameter": lambda c: c | {"A_log": torch.nn.Parameter(c["A_log"], requires_grad=False)},
+    "a large scale": lambda c: c | {"scale": 3.4e38},
     "other head sizes": lambda c: (
         c
         | {n: c[n][..., :36].contiguous() for n in ("q", "k", "g")}

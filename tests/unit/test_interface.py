@@ -136,9 +136,12 @@ def test_no_silent_loss_of_a_gradient() -> None:
     call["A_log"] = torch.nn.Parameter(call["A_log"])
     with pytest.raises(ValueError, match=r"argument 'A_log'.*requires grad"):
         flash_kda.flash_kda_func(**inputs(call))
+    with pytest.raises(ValueError, match=r"argument 'A_log'.*requires grad"):
+        flash_kda.fwd(**call)
+    assert call["out"].isnan().all()
     with torch.no_grad():
         flash_kda.flash_kda_func(**inputs(call))
-    flash_kda.fwd(**call)
+        flash_kda.fwd(**call)
     assert not call["out"].requires_grad and call["out"].grad_fn is None
 
 
@@ -180,6 +183,9 @@ def test_auto_falls_to_the_slow_backend_with_one_warning(caplog: pytest.LogCaptu
 
 @pytest.mark.usefixtures("gpu_without_images")
 def test_an_explicit_request_does_not_fall() -> None:
-    with pytest.raises(Unavailable, match="the library is missing") as caught:
-        _select.select("cuda", "cuda", 0, 128, 128, "bounded")
-    assert caught.value.code == "missing_file" and caught.value.device == "cuda:0"
+    wanted = ("cuda", "cuda", 0, 128, 128, "bounded")
+    assert _select.select(*wanted) is None
+    error = _select.unavailable(*wanted)
+    assert (
+        error.code == "missing_file" and error.device == "cuda:0" and "the library is missing" in str(error)
+    )
