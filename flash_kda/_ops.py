@@ -28,11 +28,29 @@ ARGUMENTS = (
 SCHEMA = "fwd" + ARGUMENTS
 
 
-def _fake(*_: Any, **__: Any) -> None:
-    """Nothing to say: nothing is returned, and what is written in place keeps its metadata."""
+def _fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float,
+    out: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    lower_bound: float,
+    initial_state: Tensor | None,
+    final_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    """Checks what metadata shows; nothing is returned, and what is written in place keeps its metadata.
+
+    Torch also runs this for a call with a meta tensor among others, which would else do nothing in silence.
+    """
+    bound = None if lower_bound == reference.SOFTPLUS_LOWER_BOUND else lower_bound
+    check_fwd(q, k, v, g, beta, scale, out, A_log, dt_bias, bound, initial_state, final_state, cu_seqlens)
 
 
-@torch.no_grad()
 def _compute(
     q: Tensor,
     k: Tensor,
@@ -49,26 +67,35 @@ def _compute(
     cu_seqlens: Tensor | None,
 ) -> None:
     """Checks again (a compiled graph comes without the checks of addresses and contents), then computes."""
-    bound = None if lower_bound == reference.SOFTPLUS_LOWER_BOUND else lower_bound
-    check_fwd(q, k, v, g, beta, scale, out, A_log, dt_bias, bound, initial_state, final_state, cu_seqlens)
-    reference.compute(
-        q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
-    )
+    _fake(q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens)
+    with torch.no_grad():
+        reference.compute(
+            q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
+        )
 
 
-def _register() -> Any:
+_MARK = "_registered_by_python"  # attribute of torch.ops.flash_kda, which outlives a reload of this package
+_KERNELS = {"fwd": "CPU", "fwd_reference": "CompositeExplicitAutograd"}
+
+
+def _register() -> tuple[Any, frozenset[str]]:
+    """Defines and implements the operators whose names no other library has; once a process."""
+    earlier = vars(torch.ops.flash_kda).get(_MARK)
+    if earlier is not None:
+        return cast(tuple[Any, frozenset[str]], earlier)
     library: Any = cast(Any, torch.library.Library)(NAMESPACE, "FRAGMENT")  # torch leaves its methods untyped
-    tags = (torch.Tag.pt2_compliant_tag,)
-    if not _library.load().loaded and not torch._C._dispatch_has_kernel(_library.OPERATOR):
-        library.define(SCHEMA, tags=tags)
-    library.define("fwd_reference" + ARGUMENTS, tags=tags)
-    library.impl("fwd", _compute, "CPU")
-    library.impl("fwd_reference", _compute, "CompositeExplicitAutograd")
-    for name in ("fwd", "fwd_reference"):
+    compiled = {"fwd"} if _library.load().loaded else set()
+    free = {name for name in _KERNELS if not torch._C._dispatch_has_kernel(f"{NAMESPACE}::{name}")}
+    for name in free:
+        library.define(name + ARGUMENTS, tags=(torch.Tag.pt2_compliant_tag,))
+    for name in compiled | free:
+        library.impl(name, _compute, _KERNELS[name])
         torch.library.register_fake(f"{NAMESPACE}::{name}", _fake, lib=library)
         # Only the forward exists. Without this, torch hangs a warning node on the tensors written in place.
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    return library
+    return library, frozenset(compiled | free)
 
 
-_LIBRARY = _register()  # lives as long as the process: dropping it would remove the registrations
+# Lives as long as the process: dropping the library would remove the registrations.
+_REGISTERED = vars(torch.ops.flash_kda)[_MARK] = _register()
+reference.operators = _REGISTERED[1]

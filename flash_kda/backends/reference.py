@@ -8,6 +8,7 @@ another's numbers. Arithmetic is float64, which no global switch (TF32, bf16 mat
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,13 +19,19 @@ STEPS = 64  # tokens whose inputs are activated at once; bounds the float64 copi
 
 SOFTPLUS_LOWER_BOUND = 0.0  # the operator's float that stands for lower_bound=None
 
+operators: frozenset[str] = frozenset()  # those registered by this package; ``_ops`` fills it in
+
 
 def run(q: Tensor, *rest: Tensor | float | None) -> None:
-    """The arguments are the operator's. CPU and meta tensors: ``fwd``; others: ``fwd_reference``."""
-    if q.device.type in ("cpu", "meta"):
+    """The arguments are the operator's. CPU and meta tensors: ``fwd``; others, or where another library has
+    taken that name: ``fwd_reference``; without either, the computation itself."""
+    if "fwd" in operators and q.device.type in ("cpu", "meta"):
         torch.ops.flash_kda.fwd.default(q, *rest)
-    else:
+    elif "fwd_reference" in operators:
         torch.ops.flash_kda.fwd_reference.default(q, *rest)
+    else:
+        with torch.no_grad():
+            compute(q, *cast(Any, rest))
 
 
 class _Rows:

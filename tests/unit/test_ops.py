@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,54 @@ def test_opcheck(name: str, ends: list[int] | None) -> None:
     assert set(result.values()) == {"SUCCESS"}
 
 
+@pytest.mark.parametrize("name", ["fwd", "fwd_reference"])
+@pytest.mark.parametrize("moved", ["q", "out", "A_log", "final_state"])
+def test_one_meta_tensor_among_others_is_refused(name: str, moved: str) -> None:
+    call = make_call()
+    call[moved] = call[moved].to("meta")
+    with pytest.raises(ValueError, match="on meta"):
+        getattr(torch.ops.flash_kda, name)(*positional(call))
+
+
+@pytest.mark.parametrize("name", ["q", "out"])
+def test_the_operator_refuses_what_requires_grad(name: str) -> None:
+    call = make_call()
+    call[name].requires_grad_()
+    with pytest.raises(ValueError, match=f"argument '{name}'.*requires grad"):
+        torch.ops.flash_kda.fwd(*positional(call))
+    with torch.no_grad():
+        torch.ops.flash_kda.fwd(*positional(call))
+
+
+TAKEN = """
+import torch
+other = torch.library.Library("flash_kda", "DEF")
+for name in {names}:
+    other.define(name + "(Tensor x) -> Tensor")
+import importlib, sys, flash_kda
+q = torch.ones(1, 3, 1, 8).bfloat16()
+want = torch.empty_like(q)
+from flash_kda.backends import reference
+reference.compute(q, q, q, q, q[..., 0].contiguous(), 1.0, want, None, None, -5.0, None, None, None)
+for _ in range(2):
+    assert torch.equal(flash_kda.flash_kda_func(q, q, q, q, q[..., 0].contiguous(), scale=1.0)[0], want)
+    importlib.reload(sys.modules["flash_kda._ops"])
+    for name in [name for name in sys.modules if name.startswith("flash_kda")]:
+        del sys.modules[name]
+    import flash_kda
+for name in {names}:
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key("flash_kda::" + name, "CPU")
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key("flash_kda::" + name, "Meta")
+"""
+
+
+@pytest.mark.parametrize("names", [(), ("fwd",), ("fwd_reference",), ("fwd", "fwd_reference")])
+def test_another_library_s_operators_are_left_alone_and_ours_work(names: tuple[str, ...]) -> None:
+    code = TAKEN.format(names=names)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_operator_checks_what_a_graph_could_not() -> None:
     call = make_call()
     with pytest.raises(ValueError, match=r"argument 'out'.*memory that v uses"):
@@ -61,6 +111,11 @@ def fresh_compiler() -> Any:
 def call_fwd(call: dict[str, Any]) -> Any:
     flash_kda.fwd(**call)
     return call["out"] * 2
+
+
+def call_on_cuda(call: dict[str, Any]) -> Any:
+    flash_kda.fwd(**call, backend="cuda")
+    return call["out"]
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -93,6 +148,34 @@ def test_a_bad_call_does_not_compile() -> None:
     call["k"] = call["k"].float()
     with pytest.raises(Exception, match="argument 'k'"):
         torch.compile(call_fwd, fullgraph=True, backend="aot_eager")(call)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiling_keeps_what_unavailable_says(fullgraph: bool) -> None:
+    compiled = torch.compile(call_on_cuda, fullgraph=fullgraph, backend="aot_eager")
+    with pytest.raises(Exception, match="it runs on CUDA tensors") as caught:
+        compiled(make_call())
+    assert isinstance(caught.value, flash_kda.Unavailable) == (not fullgraph)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiles_without_gradients_what_holds_parameters() -> None:
+    call = make_call()
+    call["A_log"] = torch.nn.Parameter(call["A_log"])
+    result = torch.compile(torch.no_grad()(call_fwd), fullgraph=True, backend="aot_eager")(call)
+    assert relative(result / 2, oracle(call)[0]) < OUT_BOUND
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiles_with_a_traced_scale() -> None:
+    def scaled(call: dict[str, Any], scale: float) -> Any:
+        return call_fwd(call | {"scale": scale})
+
+    compiled = torch.compile(scaled, fullgraph=True, dynamic=True, backend="aot_eager")
+    for scale in (0.3, 0.7):
+        call = make_call()
+        assert relative(compiled(call, scale) / 2, oracle(call | {"scale": scale})[0]) < OUT_BOUND
 
 
 @pytest.mark.usefixtures("fresh_compiler")
