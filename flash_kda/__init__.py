@@ -12,12 +12,11 @@ from ._version import __version__
 from .dispatch import Unavailable
 
 try:
-    import torch as _torch  # noqa: F401
-except (ImportError, OSError) as _error:  # absent, or its own libraries do not load
+    from .interface import flash_kda_func, flash_kda_qkvpacked_func, flash_kda_varlen_func, fwd
+except Exception as _error:  # torch is absent, half installed, too old, or its own libraries do not load
     _torch_error: Exception | None = _error
 else:
     _torch_error = None
-    from .interface import flash_kda_func, flash_kda_qkvpacked_func, flash_kda_varlen_func, fwd
 
 __all__ = [
     "Unavailable",
@@ -32,6 +31,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in __all__ and _torch_error is not None:
         raise ImportError(
-            f"flash_kda.{name} needs torch >= 2.10, which did not import: {_torch_error}"
+            f"flash_kda.{name} needs torch >= 2.10, which did not import: "
+            f"{type(_torch_error).__name__}: {_torch_error}"
         ) from _torch_error
     raise AttributeError(f"module 'flash_kda' has no attribute {name!r}")

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import os
 import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,10 @@ LOAD_ERROR = "load_error"
 NAME_TAKEN = "name_taken"
 
 _REBUILD = "build one, from a source checkout: pip install -v --no-build-isolation ."
+_EXPORTS = ("flash_kda_cuda_archs", "flash_kda_version")
+_ELF64_LITTLE = b"\x7fELF\x02\x01"
+_SEGMENT_LOADED = 1
+_VERSION = re.compile(r"\d+(\.\d+)*")
 _SYMBOL = re.compile(r"undefined symbol: ([^\s,]+)")
 
 
@@ -46,13 +52,25 @@ class LibraryStatus:
         return self.code == LOADED
 
 
+def _well_formed(record: Any) -> bool:
+    """Whether what this package reads of a build record is of the types the build writes."""
+    if not isinstance(record, dict):
+        return False
+    names, cuda = record.get("architectures", []), record.get("cuda", {})
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return False
+    toolkit = cuda.get("toolkit", "0") if isinstance(cuda, dict) else None
+    return isinstance(toolkit, str) and _VERSION.fullmatch(toolkit) is not None
+
+
 def build_record(path: Path = BUILD_RECORD) -> dict[str, Any] | None:
-    """The JSON record the build left in the wheel, or None without one (source tree, CPU-only install)."""
+    """The JSON record the build left in the wheel; None without one (source tree, CPU-only install) and for a
+    damaged one."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    return record if _well_formed(record) else None
 
 
 def _built_for(record: dict[str, Any] | None) -> str:
@@ -93,21 +111,85 @@ def _missing(path: Path) -> LibraryStatus:
     return LibraryStatus(MISSING_FILE, str(path), text)
 
 
+def _past_the_end(path: Path) -> str | None:
+    """What an ELF file describes past its own end, None when it is whole or no such file at all.
+
+    The dynamic loader maps a segment without looking whether the file reaches that far: the first touch of a
+    missing page is SIGBUS, which no ``except`` sees. Everything else it refuses itself.
+    """
+    with path.open("rb") as file:
+        data = file.read(64)
+        if len(data) < 64 or not data.startswith(_ELF64_LITTLE):
+            return None
+        segments, sections = struct.unpack_from("<QQ", data, 0x20)
+        segment_bytes, segment_count, section_bytes, section_count = struct.unpack_from("<HHHH", data, 0x36)
+        file.seek(segments)
+        headers = file.read(segment_bytes * segment_count)
+    size = path.stat().st_size
+    ends = {"section headers": sections + section_bytes * section_count}
+    for at in range(0, len(headers) - 55, max(segment_bytes, 56)):
+        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", headers, at)
+        if kind == _SEGMENT_LOADED:
+            ends[f"the segment at byte {offset}"] = offset + length
+    what, end = max(ends.items(), key=lambda item: item[1])
+    return f"the file has {size} bytes, and {what} end at byte {end}" if end > size else None
+
+
+def _load_error(path: Path, why: str) -> LibraryStatus:
+    return LibraryStatus(
+        LOAD_ERROR, str(path), f"{path.name} was not loaded: {why}. Reinstall, or {_REBUILD}"
+    )
+
+
+def _damage(path: Path) -> str | None:
+    """What can be seen to be wrong with a file before it is loaded."""
+    if not path.is_file():
+        return f"{path} is a folder or a link to nothing"
+    try:
+        return _past_the_end(path)
+    except OSError as error:
+        return str(error)
+
+
+def _foreign(path: Path, operator: str) -> str | None:
+    """What a file that did load lacks to be the library of this package."""
+    import torch
+
+    if not torch._C._dispatch_has_kernel(operator):
+        return f"it loads, and registers no {operator}: it is another library under this name"
+    library = ctypes.CDLL(str(path))
+    missing = [name for name in _EXPORTS if not hasattr(library, name)]
+    return f"it exports no {', '.join(missing)}: it is another library under this name" if missing else None
+
+
 def load_file(path: Path, operator: str = OPERATOR) -> LibraryStatus:
     """Loads the library that registers ``operator`` into torch; never raises. Imports torch."""
     import torch
 
-    if not path.is_file():
+    if not os.path.lexists(path):
         return _missing(path)
-    if torch._C._dispatch_has_kernel(operator):
+    known = (
+        os.path.realpath(path) in torch.ops.loaded_libraries
+    )  # an earlier import of this package loaded it
+    if torch._C._dispatch_has_kernel(operator) and not known:
         # Registering a schema twice throws inside the loader, and that aborts the process: look first.
-        text = f"{operator} is already registered by another library in this process; {path} was not loaded."
+        text = (
+            f"{operator} is already registered in this process, by another library or by an earlier import "
+            f"without this file; {path} was not loaded. Start a process that loads this package alone; who else "
+            "installs the name is shown by: python -m flash_kda"
+        )
         return LibraryStatus(NAME_TAKEN, str(path), text)
+    damage = _damage(path)
+    if damage is not None:
+        return _load_error(path, damage)
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except OSError as error:
         # torch replaces the loader's message by one without the reason and keeps the first as the cause.
         return classify(str(error.__cause__ or error), path, build_record(), str(torch.__version__))
+    foreign = _foreign(path, operator)
+    if foreign is not None:
+        return _load_error(path, foreign)
     return LibraryStatus(LOADED, str(path), f"loaded {path}")
 
 
@@ -122,7 +204,7 @@ def c_string(path: Path, function: str) -> str:
     symbol = getattr(ctypes.CDLL(str(path)), function)
     symbol.restype = ctypes.c_char_p
     value = symbol()
-    return value.decode() if isinstance(value, bytes) else ""
+    return value.decode(errors="replace") if isinstance(value, bytes) else ""
 
 
 @functools.cache

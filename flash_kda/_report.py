@@ -66,11 +66,12 @@ class Report:
 
 
 def import_torch() -> tuple[Any, str | None]:
-    """torch, or None and why it did not import."""
-    try:
-        import torch
-    except (ImportError, OSError) as error:
+    """torch, or None and why it, or what this package needs of it, did not import."""
+    error = sys.modules[IMPORT_NAME].__dict__["_torch_error"]
+    if error is not None:
         return None, f"{type(error).__name__}: {error}"
+    import torch
+
     return torch, None
 
 
@@ -184,18 +185,35 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def _text(distribution: importlib.metadata.Distribution, file: str) -> str:
+    """A metadata file, empty when there is none or it is not text."""
+    try:
+        return distribution.read_text(file) or ""
+    except (OSError, ValueError):
+        return ""
+
+
+def _name(distribution: importlib.metadata.Distribution) -> str:
+    """The name in the metadata; in damaged metadata the name in the folder's, NAME-VERSION.dist-info."""
+    found = re.search(
+        r"^Name: *(\S+)", _text(distribution, "METADATA") or _text(distribution, "PKG-INFO"), re.M
+    )
+    folder = str(getattr(getattr(distribution, "_path", None), "name", ""))
+    return _normal(found[1] if found else folder.split("-")[0]) or "(a distribution without a name)"
+
+
 def _owns_the_name(distribution: importlib.metadata.Distribution) -> bool:
     # packages_distributions() of Python 3.10 reads top_level.txt alone, which wheels of today do not have.
-    if IMPORT_NAME in (distribution.read_text("top_level.txt") or "").split():
+    if IMPORT_NAME in _text(distribution, "top_level.txt").split():
         return True
-    return f"\n{IMPORT_NAME}/" in "\n" + (distribution.read_text("RECORD") or "")
+    return f"\n{IMPORT_NAME}/" in "\n" + _text(distribution, "RECORD")
 
 
 def owners() -> tuple[str, ...]:
     """Installed distributions that own the import name, or are known to take it."""
     found = set()
     for distribution in importlib.metadata.distributions():
-        name = _normal(distribution.metadata["Name"] or "")
+        name = _name(distribution)
         if name in RIVALS or _owns_the_name(distribution):
             found.add(name)
     return tuple(sorted(found))
@@ -241,6 +259,8 @@ def library_problems(library: dict[str, Any], record: dict[str, Any] | None) -> 
     problems = []
     if library["code"] != _library.LOADED:
         problems.append(library["text"])
+    elif record is None:
+        problems.append(f"the library came without a usable {_library.BUILD_RECORD.name}; reinstall.")
     if library["images_error"]:
         return [*problems, f"the device images of the library cannot be read: {library['images_error']}"]
     holds = {image["target"] for image in library["images"] if image["kind"] == "elf"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -45,10 +46,62 @@ def test_any_other_refusal_of_the_loader(tmp_path: Path) -> None:
     assert "invalid ELF header" in status.text or "too short" in status.text
 
 
+@pytest.mark.parametrize("keep", [0.3, 0.6, 0.99])
+def test_a_truncated_library_is_refused_before_it_is_mapped(
+    keep: float, fixtures: Path, tmp_path: Path
+) -> None:
+    """In a process of its own: without the check the loader may end it with SIGBUS."""
+    data = (fixtures / "library" / "exports.so").read_bytes()
+    path = tmp_path / "_C.abi3.so"
+    path.write_bytes(data[: int(len(data) * keep)])
+    done = python(
+        f"from flash_kda import _library as l; print(l.load_file(l.Path({str(path)!r}), {NOTHING!r}))"
+    )
+    assert done.returncode == 0 and "code='load_error'" in done.stdout, (done.returncode, done.stderr)
+    assert f"the file has {path.stat().st_size} bytes" in done.stdout
+
+
+def test_a_segment_past_the_end_is_seen_without_section_headers(fixtures: Path, tmp_path: Path) -> None:
+    data = bytearray((fixtures / "library" / "exports.so").read_bytes())
+    (sections,) = struct.unpack_from("<Q", data, 0x28)
+    struct.pack_into("<Q", data, 0x28, 0)
+    struct.pack_into("<H", data, 0x3C, 0)
+    path = tmp_path / "_C.abi3.so"
+    path.write_bytes(data[:sections])
+    assert _library._past_the_end(path) is None
+    path.write_bytes(data[: sections // 4])
+    assert "the segment at byte" in (_library._past_the_end(path) or "")
+
+
+def test_a_library_that_is_not_ours(fixtures: Path) -> None:
+    status = _library.load_file(fixtures / "library" / "exports.so", NOTHING)
+    assert status.code == "load_error" and f"registers no {NOTHING}" in status.text
+    registered = "aten::add.Tensor"
+    assert _library._foreign(fixtures / "library" / "exports.so", registered) is None
+    assert "exports no" in (_library._foreign(Path(math_library()), registered) or "")
+
+
+def math_library() -> str:
+    from ctypes.util import find_library
+
+    return find_library("m") or "libm.so.6"
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling", "loop"])
+def test_a_path_that_is_no_file_is_not_a_missing_library(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "_C.abi3.so"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path if kind == "loop" else tmp_path / "nothing")
+    status = _library.load_file(path, NOTHING)
+    assert status.code == "load_error" and "a folder or a link to nothing" in status.text
+
+
 def test_a_taken_operator_is_not_registered_twice(fixtures: Path) -> None:
     assert torch.ops.flash_kda.fwd is not None
     status = _library.load_file(fixtures / "library" / "undefined_symbol.so")
-    assert status.code == "name_taken"
+    assert status.code == "name_taken" and "python -m flash_kda" in status.text
 
 
 def test_the_three_remedies_differ(tmp_path: Path) -> None:
@@ -67,7 +120,13 @@ def test_exported_strings_are_read(fixtures: Path) -> None:
     assert _library.c_string(path, "flash_kda_version") == "0.1.0"
 
 
-@pytest.mark.parametrize("content", [None, "", "[1]", "{"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(None, "", "[1]", "{", "[" * 100_000, '{"architectures": 3}', '{"architectures": [1, 2]}'),
+        *('{"cuda": 3}', '{"cuda": {"toolkit": 13.0}}', '{"cuda": {"toolkit": "x"}}'),
+    ],
+)
 def test_no_usable_build_record(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "build_record.json"
     if content is not None:
@@ -103,6 +162,20 @@ def test_import_without_torch_says_so_when_called() -> None:
     done = python(code)
     assert done.stdout.strip() == flash_kda.__version__
     assert done.returncode == 1 and "ImportError: flash_kda.fwd needs torch >= 2.10" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "torch_init", ["", "__version__ = '2.10'", "raise RuntimeError('half installed')", "def f(:", "1 / 0"]
+)
+def test_a_broken_torch_does_not_break_the_import(torch_init: str, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(torch_init)
+    prelude = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+    done = python(prelude + "import flash_kda as f; print(f.__version__); f.fwd")
+    assert done.stdout.strip() == flash_kda.__version__
+    assert "ImportError: flash_kda.fwd needs torch >= 2.10" in done.stderr
+    done = python(prelude + "import flash_kda.__main__ as m; m.main([])")
+    assert done.returncode == 0 and "PROBLEM: torch did not import" in done.stdout, done.stderr
 
 
 def test_unknown_attributes_are_attribute_errors() -> None:

@@ -92,6 +92,19 @@ def test_owners_are_read_from_installed_metadata(
     assert set(_report.owners()) - before == {name.replace("_", "-").replace(".", "-")}
 
 
+@pytest.mark.parametrize("file", ["METADATA", "RECORD"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\n"])
+def test_damaged_metadata_does_not_stop_the_report(
+    file: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(_report.owners())
+    for name in ("somebody-elses.kda", "bystander"):
+        installed(tmp_path, name, ["flash_kda/__init__.py"] if name != "bystander" else [])
+        (tmp_path / f"{name.replace('-', '_')}-1.0.dist-info" / file).write_bytes(content)
+    assert set(_report.owners()) - before == ({"somebody-elses-kda"} if file == "METADATA" else set())
+
+
 def test_a_second_copy_on_the_path_is_a_problem(tmp_path: Path) -> None:
     here, there = tmp_path / "a" / "flash_kda", tmp_path / "b" / "flash_kda"
     for folder in (here, there):
@@ -117,12 +130,12 @@ def library(code: str = "loaded", **change: Any) -> dict[str, Any]:
     ("facts", "record", "says"),
     [
         (library(), {"architectures": ["90a", "100f"]}, None),
-        (library(), None, None),
-        (library(built=["90a"]), None, "the library names the architectures"),
+        (library(), None, "without a usable build_record.json"),
+        (library(built=["90a"]), {}, "the library names the architectures"),
         (library(), {"architectures": ["90a", "100f", "103a"]}, "the build record names"),
-        (library(version="0.0.9"), None, "version 0.0.9"),
-        (library(version=flash_kda.__version__ + "+cu130"), None, None),
-        (library(images_error="cut short"), None, "cut short"),
+        (library(version="0.0.9"), {}, "version 0.0.9"),
+        (library(version=flash_kda.__version__ + "+cu130"), {}, None),
+        (library(images_error="cut short"), {}, "cut short"),
         (library("undefined_symbol"), None, "the text"),
         (library("missing_file", images=[], built=[]), None, None),
     ],
