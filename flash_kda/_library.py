@@ -175,8 +175,8 @@ def load_file(path: Path, operator: str = OPERATOR) -> LibraryStatus:
         # Registering a schema twice throws inside the loader, and that aborts the process: look first.
         text = (
             f"{operator} is already registered in this process, by another library or by an earlier import "
-            f"without this file; {path} was not loaded. Start a process that loads this package alone; who else "
-            "installs the name is shown by: python -m flash_kda"
+            f"without this file; {path} was not loaded. Start a process that loads this package alone; who "
+            "else installs the name is shown by: python -m flash_kda"
         )
         return LibraryStatus(NAME_TAKEN, str(path), text)
     damage = _damage(path)

@@ -270,8 +270,8 @@ def _start(tensor: Tensor) -> int | None:
     """Address of the first element, None where there is none; meta tensors get one unique to their storage.
 
     What has no address does not show in its type: a subclass mostly has one, the wrappers of ``torch.func``
-    are plain tensors without. A fake tensor has storage on another device than its own and only warns when asked,
-    functional tensors and wrappers raise, wrapper subclasses say 0 (and so does an empty tensor).
+    are plain tensors without. A fake tensor has storage on another device than its own and only warns when
+    asked, functional tensors and wrappers raise, wrapper subclasses say 0 (and so does an empty tensor).
     """
     try:
         if tensor.is_meta:
