@@ -28,8 +28,12 @@ def _library_lines(report: Report) -> list[str]:
 def _build_lines(report: Report) -> list[str]:
     if report.build_record is None:
         return [_line("build record", "none (a source tree, or an install without CUDA code)")]
-    lines = [_line("build record", "")]
-    return lines + [f"  {key}: {json.dumps(value)}" for key, value in sorted(report.build_record.items())]
+    record = dict(report.build_record)
+    record.pop("flags", None)
+    if isinstance(record.get("source"), dict):
+        record["source"] = {key: value for key, value in record["source"].items() if key != "files"}
+    lines = [_line("build record", "(flags and files: --json)")]
+    return lines + [f"  {key}: {json.dumps(value)}" for key, value in sorted(record.items())]
 
 
 def _machine_lines(report: Report) -> list[str]:
