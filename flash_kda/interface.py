@@ -38,6 +38,8 @@ def fwd(
 ) -> None:
     """Kimi Delta Attention forward; writes ``out`` and, when given, ``final_state`` in place.
 
+    Forward only: there are no gradients. The letters in the shapes are those of :func:`flash_kda_func`.
+
     Args:
         q, k: bf16 ``[B, T, H, K]``, before normalisation (``x / sqrt(sum x^2 + 1e-6)`` is applied here).
         v: bf16 ``[B, T, HV, V]``; HV is a multiple of H, value head h reads q/k head ``h // (HV // H)``.
@@ -119,11 +121,38 @@ def flash_kda_func(
     output_final_state: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """:func:`fwd` with results instead of output arguments.
+    """Kimi Delta Attention, forward only (no gradients): :func:`fwd` that allocates and returns its results.
+
+    Letters in the shapes: B batch rows; T tokens of a row; H heads of q and k; HV heads of v, a multiple of H
+    (value head h reads q/k head ``h // (HV // H)``); K channels of a q/k head; V channels of a v head; N
+    sequences, each with a state: N = B, or what ``cu_seqlens`` says. The CUDA kernels take K = V = 128.
+
+    Args:
+        q, k: bf16 ``[B, T, H, K]``, raw: each head vector is L2-normalised here
+            (``x / sqrt(sum x^2 + 1e-6)``).
+        v: bf16 ``[B, T, HV, V]``.
+        g: bf16 ``[B, T, HV, K]``, gate before activation. The natural-log decay of a key channel is
+            ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``, and with ``lower_bound=None``
+            ``-exp(A_log) * softplus(g + dt_bias)``.
+        beta: bf16 ``[B, T, HV]``, logits: the sigmoid is taken here.
+        A_log: fp32 ``[HV]``; None (default) means zeros.
+        dt_bias: fp32 ``[HV, K]`` or ``[HV * K]``; None (default) means zeros.
+        scale: factor on the normalised q; None (default) means ``K ** -0.5``.
+        lower_bound: bound of the decay per token, in [-5, 0), default -5.0; None means the softplus gate,
+            which the CUDA kernels do not have.
+        initial_state: bf16 or fp32 ``[N, HV, V, K]``, contiguous, not written; None (default) means zeros.
+        cu_seqlens: int64 or int32 ``[N + 1]`` on the device of q, with B = 1: sequence n is tokens
+            ``cu_seqlens[n] : cu_seqlens[n + 1]``; 0 first, T last, never decreasing. None (default): each row
+            is one sequence.
+        output_final_state: whether to return the state after the last token of each sequence; default False.
+        backend: ``auto`` (default: the fastest that can run the call), ``cuda`` or ``reference``.
 
     Returns:
         ``(o, final_state)``: bf16 ``[B, T, HV, V]``, and fp32 ``[N, HV, V, K]`` or None without
         ``output_final_state``.
+
+    Raises:
+        TypeError, ValueError, flash_kda.Unavailable: as :func:`fwd`, where strides are described too.
     """
     check_sources(q, v, cu_seqlens)
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
@@ -166,15 +195,24 @@ def flash_kda_varlen_func(
     output_final_state: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """:func:`flash_kda_func` for sequences packed along one dimension.
+    """:func:`flash_kda_func` for N sequences packed along one dimension of ``total`` tokens; forward only.
 
     Args:
-        q, k: bf16 ``[total, H, K]``; v: bf16 ``[total, HV, V]``; g: bf16 ``[total, HV, K]``; beta: bf16
-            ``[total, HV]``.
-        cu_seqlens: int64 or int32 ``[N + 1]``, 0 first and total last.
+        q, k: bf16 ``[total, H, K]``, normalised here.
+        v: bf16 ``[total, HV, V]``.
+        g: bf16 ``[total, HV, K]``, gate before activation.
+        beta: bf16 ``[total, HV]``, logits.
+        cu_seqlens: int64 or int32 ``[N + 1]`` on the device of q, required: 0 first, total last, never
+            decreasing.
+        A_log, dt_bias, scale, lower_bound, output_final_state, backend: as in :func:`flash_kda_func`.
+        initial_state: bf16 or fp32 ``[N, HV, V, K]``, one state a sequence; None (default) means zeros.
 
     Returns:
-        ``(o, final_state)``: bf16 ``[total, HV, V]``, and fp32 ``[N, HV, V, K]`` or None.
+        ``(o, final_state)``: bf16 ``[total, HV, V]``, and fp32 ``[N, HV, V, K]`` or None without
+        ``output_final_state``.
+
+    Raises:
+        TypeError, ValueError, flash_kda.Unavailable: as :func:`fwd`.
     """
     if cu_seqlens is None:
         raise TypeError(
@@ -214,7 +252,22 @@ def flash_kda_qkvpacked_func(
     output_final_state: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """:func:`flash_kda_func` on a fused projection ``qkv``, bf16 ``[B, T, 3, H, D]``, without copying it."""
+    """:func:`flash_kda_func` on a fused projection, without copying it; HV = H and K = V = D; forward only.
+
+    Args:
+        qkv: bf16 ``[B, T, 3, H, D]``: q, k and v in this order along dimension 2.
+        g: bf16 ``[B, T, H, D]``, gate before activation.
+        beta: bf16 ``[B, T, H]``, logits.
+        A_log, dt_bias, scale, lower_bound, initial_state, cu_seqlens, output_final_state, backend: as in
+            :func:`flash_kda_func`.
+
+    Returns:
+        ``(o, final_state)``: bf16 ``[B, T, H, D]``, and fp32 ``[N, H, D, D]`` or None without
+        ``output_final_state``.
+
+    Raises:
+        TypeError, ValueError, flash_kda.Unavailable: as :func:`fwd`.
+    """
     check_packed("qkv", qkv, 5)
     if qkv.shape[2] != 3:
         raise ValueError(f"flash_kda: argument 'qkv': got shape {tuple(qkv.shape)}, takes [B, T, 3, H, D].")

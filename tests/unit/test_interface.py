@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -189,3 +190,15 @@ def test_an_explicit_request_does_not_fall() -> None:
     assert (
         error.code == "missing_file" and error.device == "cuda:0" and "the library is missing" in str(error)
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["fwd", "flash_kda_func", "flash_kda_varlen_func", "flash_kda_qkvpacked_func"]
+)
+def test_the_help_names_every_argument(name: str) -> None:
+    function = getattr(flash_kda, name)
+    text = inspect.getdoc(function) or ""
+    listed = re.findall(r"^ {4}([\w, ]+):", text.partition("Args:")[2].partition("Raises:")[0], re.MULTILINE)
+    named = {word.strip() for names in listed for word in names.split(",")}
+    assert set(inspect.signature(function).parameters) - named == set()
+    assert "orward only" in text
