@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ._library import LOADED
 from ._report import Report, collect
 
 
@@ -14,20 +15,30 @@ def _line(label: str, value: Any) -> str:
     return f"{label:<14}{value}"
 
 
+def _full_version(report: Report) -> str:
+    """The version with the local label of the build (``+cu130``), which only its record knows."""
+    recorded = (report.build_record or {}).get("version")
+    if isinstance(recorded, str) and recorded.startswith(report.version + "+"):
+        return recorded
+    return report.version
+
+
 def _library_lines(report: Report) -> list[str]:
     library = report.library
+    # The text of a loaded library starts with that word, its code, already.
+    text = library["text"] if library["code"] == LOADED else f"{library['code']}: {library['text']}"
     images = ", ".join(
         image["target"] + (" (PTX)" if image["kind"] == "ptx" else "") for image in library["images"]
     )
     return [
-        _line("library", f"{library['code']}: {library['text']}"),
+        _line("library", text),
         _line("architectures", images or "none"),
     ]
 
 
 def _build_lines(report: Report) -> list[str]:
     if report.build_record is None:
-        return [_line("build record", "none (a source tree, or an install without CUDA code)")]
+        return [_line("build record", "none")]
     record = dict(report.build_record)
     record.pop("flags", None)
     if isinstance(record.get("source"), dict):
@@ -59,9 +70,12 @@ def _choice_lines(report: Report) -> list[str]:
 
 
 def render(report: Report) -> str:
-    """The report as text for people."""
+    """The report as text for people: what is wrong first, then the details."""
+    problems = [f"PROBLEM: {problem}" for problem in report.problems] or ["no problems found"]
     lines = [
-        _line("flash_kda", f"{report.version}, Python {report.python}"),
+        *problems,
+        "",
+        _line("flash_kda", f"{_full_version(report)}, Python {report.python}"),
         _line("location", report.location),
         _line("owned by", ", ".join(report.owners) or "no installed distribution (a source tree)"),
         *_library_lines(report),
@@ -69,7 +83,6 @@ def render(report: Report) -> str:
         *_machine_lines(report),
         *_choice_lines(report),
     ]
-    lines += [f"PROBLEM: {problem}" for problem in report.problems] or ["no problems found"]
     return "\n".join(lines)
 
 

@@ -30,6 +30,7 @@ UNDEFINED_SYMBOL = "undefined_symbol"
 LOAD_ERROR = "load_error"
 NAME_TAKEN = "name_taken"
 
+WITHOUT_KERNELS = "built without kernels (a source tree, or FLASH_KDA_SKIP_CUDA_BUILD)"
 _REBUILD = "build one, from a source checkout: pip install -v --no-build-isolation ."
 _EXPORTS = ("flash_kda_cuda_archs", "flash_kda_version")
 _ELF64_LITTLE = b"\x7fELF\x02\x01"
@@ -106,8 +107,7 @@ def classify(message: str, path: Path, record: dict[str, Any] | None, torch_vers
 
 
 def _missing(path: Path) -> LibraryStatus:
-    missing = f"{path.name} is not in {path.parent}: this install has no CUDA code"
-    text = f"{missing}. Install a CUDA wheel, or {_REBUILD}"
+    text = f"{WITHOUT_KERNELS}: no {path.name} in {path.parent}. Install a CUDA wheel, or {_REBUILD}"
     return LibraryStatus(MISSING_FILE, str(path), text)
 
 

@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,18 @@ def library_facts(torch: Any) -> dict[str, Any]:
     }
 
 
+def beside_copies(library: dict[str, Any], copies: list[Path]) -> dict[str, Any]:
+    """The facts of a library that is not there, with the copy that hides or is hidden as the next step."""
+    if library["code"] != _library.MISSING_FILE or not copies:
+        return library
+    others = ", ".join(str(copy) for copy in copies)
+    text = (
+        f"{_library.WITHOUT_KERNELS}: no {_library.LIBRARY.name} in {_library.FOLDER}. The import path also "
+        f"has {others}: to use that copy, run from another folder"
+    )
+    return library | {"text": text}
+
+
 def _cuda_of_driver() -> str | None:
     """Newest CUDA the driver runs, from the driver itself; needs no context and no GPU."""
     try:
@@ -165,7 +177,14 @@ def _choice(device: DeviceFacts, library: dict[str, Any]) -> Choice:
         return Choice(device.name, None, refusals)
     facts = Facts(device, LibraryFacts(library["code"], library["text"], _library.built_choices()))
     decision = dispatch.decide(facts, Request())
-    return Choice(device.name, decision.backend, decision.refusals)
+    return Choice(device.name, decision.backend, tuple(_without_tensors(r) for r in decision.refusals))
+
+
+def _without_tensors(refusal: Refusal) -> Refusal:
+    # The decision words its refusal for a call, by the device of its tensors; a report has no tensors.
+    if refusal.code != dispatch.NO_DEVICE:
+        return refusal
+    return replace(refusal, text="no GPU that torch can use")
 
 
 def choices(gpus: tuple[Gpu, ...], library: dict[str, Any]) -> tuple[Choice, ...]:
@@ -317,7 +336,7 @@ def collect() -> Report:
     """Gathers everything. Never raises for what an install may lack."""
     torch, error = import_torch()
     torch_info = torch_facts(torch, error)
-    library = library_facts(torch)
+    library = beside_copies(library_facts(torch), other_copies(_library.FOLDER, sys.path))
     gpus = torch_gpus(torch)
     made = choices(gpus, library)
     owned_by, record, driver = owners(), _library.build_record(), driver_facts()

@@ -23,6 +23,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     status = _library.load_file(tmp_path / "_C.abi3.so", NOTHING)
     assert (status.code, status.loaded) == ("missing_file", False)
     assert str(tmp_path) in status.text and "pip install" in status.text
+    assert status.text.startswith("built without kernels (a source tree, or FLASH_KDA_SKIP_CUDA_BUILD)")
 
 
 def test_an_undefined_symbol(fixtures: Path) -> None:

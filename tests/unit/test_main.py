@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,14 +187,62 @@ def test_choices_follow_the_gpus() -> None:
     facts = library("missing_file")
     assert [c.device for c in _report.choices(gpus, facts)] == ["cuda:0", "cuda:1"]
     assert [c.refusals[0].code for c in _report.choices(gpus, facts)] == ["missing_file", "no_kernel"]
-    assert [c.device for c in _report.choices((), facts)] == ["cpu"]
+    (cpu,) = _report.choices((), facts)
+    assert cpu.device == "cpu"
+    assert cpu.refusals == (Refusal("cuda", "no_device", "no GPU that torch can use"),)
 
 
-def test_problems_are_printed() -> None:
-    report = _report.collect()
-    text = __main__.render(report)
-    assert ("no problems found" in text) == (not report.problems)
-    assert all(problem in text for problem in report.problems)
+def rendered(**change: Any) -> list[str]:
+    """Lines of the report of this machine with some fields replaced."""
+    return __main__.render(replace(_report.collect(), **change)).splitlines()
+
+
+def test_problems_are_printed_before_the_details() -> None:
+    assert rendered(problems=("one", "two"))[:3] == ["PROBLEM: one", "PROBLEM: two", ""]
+    lines = rendered(problems=())
+    assert lines[0] == "no problems found" and not any(line.startswith("PROBLEM") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "shown"),
+    [
+        (flash_kda.__version__ + "+cu130", flash_kda.__version__ + "+cu130"),
+        ("0.0.9+cu130", flash_kda.__version__),
+        (3, flash_kda.__version__),
+        (None, flash_kda.__version__),
+    ],
+)
+def test_the_version_has_the_local_label_of_the_record(recorded: Any, shown: str) -> None:
+    record = None if recorded is None else {"version": recorded}
+    (line,) = [line for line in rendered(build_record=record) if line.startswith("flash_kda ")]
+    assert line.split()[1] == shown + ","
+
+
+def test_a_code_is_printed_unless_the_library_is_loaded() -> None:
+    for facts, shown in (
+        (library(text="loaded /x"), "loaded /x"),
+        (library("load_error"), "load_error: the text"),
+    ):
+        (line,) = [line for line in rendered(library=facts) if line.startswith("library ")]
+        assert line.split(maxsplit=1)[1] == shown
+
+
+def test_beside_a_second_copy_no_wheel_is_advised(tmp_path: Path) -> None:
+    facts = library("missing_file", text="Install a CUDA wheel")
+    text = _report.beside_copies(facts, [tmp_path])["text"]
+    assert str(tmp_path) in text and "run from another folder" in text and "wheel" not in text
+    assert _report.beside_copies(facts, []) == facts
+    assert _report.beside_copies(library("load_error"), [tmp_path]) == library("load_error")
+
+
+def test_a_second_copy_is_named_by_the_command(tmp_path: Path) -> None:
+    (tmp_path / "flash_kda").mkdir()
+    (tmp_path / "flash_kda" / "__init__.py").touch()
+    done = module("--json", prelude=f"sys.path.append({str(tmp_path)!r})")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and any(str(tmp_path) in problem for problem in report["problems"])
+    if report["library"]["code"] == "missing_file":
+        assert str(tmp_path) in report["library"]["text"] and "wheel" not in report["library"]["text"]
 
 
 def test_the_version_of_the_kernel_module_is_read() -> None:
