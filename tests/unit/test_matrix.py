@@ -82,8 +82,8 @@ BAD = {
     "unknown keyword": (ROW_130, 'archs = "auto"', "a list without repeats"),
     "unknown status": ('status = "built, not run"', 'status = "works"', "expected one of"),
     "built but called opt-in": (
-        '[arch.90a]\nstatus = "built',
-        '[arch.90a]\nstatus = "opt-in',
+        '[arch.100a]\nstatus = "built',
+        '[arch.100a]\nstatus = "opt-in',
         "exactly when no row",
     ),
     "architecture without a status": ("[arch.120f]", "[arch.121f]", "one table for each target"),
