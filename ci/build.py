@@ -164,13 +164,28 @@ def main() -> int:
         "--cuda", action="append", metavar="LABEL", help="row of ci/matrix.toml (default: every row)"
     )
     parser.add_argument("--archs", help="narrow the architectures, as a comma list")
-    parser.add_argument("--out", type=Path, default=wheels.FOLDER, help="folder for the wheels")
+    parser.add_argument(
+        "--out", type=Path, help="folder for the wheels (default: wheels/, or wheels/narrowed with --archs)"
+    )
     given = parser.parse_args()
     wheels.check_python()
+    check_archs(given.archs)
     for label in given.cuda or [row.label for row in matrix.load().rows]:
-        wheel = release(label, given.archs, given.out)
+        wheel = release(label, given.archs, given.out or _home(label, given.archs))
         CONSOLE.print(f"[green]{wheel}[/green] {wheel.stat().st_size / 1e6:.2f} MB")
     return 0
+
+
+def _home(label: str, archs: str | None) -> Path:
+    """The folder of this wheel; one line says so when it is not the wheels' usual one."""
+    row = matrix.load().cuda_row(label)
+    folder = wheels.home(row, archs, wheels.FOLDER)
+    if folder != wheels.FOLDER:
+        print(
+            f"{label} for {archs} goes to {folder}: {wheels.FOLDER} is for "
+            f"wheels of the whole row, {row.value}"
+        )
+    return folder
 
 
 def release(label: str, archs: str | None, out: Path) -> Path:

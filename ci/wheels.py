@@ -1,5 +1,5 @@
 """Verifies wheels and keeps their reports: ``python -m ci.wheels [FILE ...]`` (default: all in
-``wheels/``)."""
+``wheels/``, not those below ``wheels/narrowed``)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ci.archs import arch
 from ci.errors import CiError, ConfigError, ToolchainError, run_cli
+from ci.matrix import CudaRow
 from ci.process import CONSOLE
 from ci.selection import check_archs
 
 CHECKERS_NEED = (3, 11)
 FOLDER = Path(__file__).resolve().parent.parent / "wheels"
+NARROWED = "narrowed"
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> None:
@@ -24,6 +27,17 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> None:
             f"the checkers of wheels need Python {need} (torch-abi-audit does), got {got}.\n"
             f"Next: python{need} -m pip install nox && python{need} -m nox -s build_wheels"
         )
+
+
+def home(row: CudaRow, archs: str | None, folder: Path) -> Path:
+    """Where a wheel of `row` built for `archs` (None: all of the row's) belongs: `folder` if for the row's.
+
+    Any other list goes to ``narrowed`` below it: a wheel's name does not tell its architectures, so it would
+    replace the row's wheel.
+    """
+    if archs is None or [choice.name for choice in arch.parse_list(archs)[0]] == list(row.archs):
+        return folder
+    return folder / NARROWED
 
 
 def verify(wheel: Path, archs: str | None = None, reports: Path = FOLDER / "reports") -> None:
@@ -41,6 +55,11 @@ def verify(wheel: Path, archs: str | None = None, reports: Path = FOLDER / "repo
     report.raise_on_failure()
 
 
+def reports_of(wheel: Path) -> Path:
+    """The folder of the wheel's report: a narrowed wheel, and so its report, is named as the row's is."""
+    return (FOLDER / NARROWED if wheel.resolve().parent.name == NARROWED else FOLDER) / "reports"
+
+
 def built(folder: Path = FOLDER) -> list[Path]:
     """The wheels in `folder`; ConfigError when there is none, since verifying nothing is no success."""
     found = sorted(folder.glob("*.whl"))
@@ -54,7 +73,9 @@ def built(folder: Path = FOLDER) -> list[Path]:
 def main() -> int:
     """Command line: verify every wheel, then fail with the first failure."""
     parser = argparse.ArgumentParser(prog="python -m ci.wheels", description="Verify wheels.")
-    parser.add_argument("wheel", type=Path, nargs="*", help="default: all in wheels/")
+    parser.add_argument(
+        "wheel", type=Path, nargs="*", help=f"default: all in wheels/, none below wheels/{NARROWED}"
+    )
     parser.add_argument("--archs", help="what the wheels were narrowed to, as a comma list")
     given = parser.parse_args()
     check_python()
@@ -62,7 +83,7 @@ def main() -> int:
     failures: list[CiError] = []
     for wheel in given.wheel or built():
         try:
-            verify(wheel, given.archs)
+            verify(wheel, given.archs, reports_of(wheel))
         except CiError as problem:
             failures.append(problem)
     raise_all(failures)

@@ -181,6 +181,39 @@ def test_an_unverified_wheel_does_not_reach_the_folder(
     assert (tmp_path / "flash_kda-0.whl").is_file()
 
 
+def test_a_wheel_of_another_list_does_not_replace_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def released(_label: str, _archs: str | None, out: Path) -> Path:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "same.whl").write_bytes((_archs or "whole").encode())
+        return out / "same.whl"
+
+    monkeypatch.setattr(build, "release", released)
+    monkeypatch.setattr(wheels, "FOLDER", tmp_path)
+    command = ["ci.build", "--cuda", ROW.label]
+    for more in ([], ["--archs", ROW.archs[0]]):
+        monkeypatch.setattr(sys, "argv", [*command, *more])
+        assert build.main() == 0
+    assert (tmp_path / "same.whl").read_bytes() == b"whole"
+    assert (tmp_path / "narrowed" / "same.whl").read_bytes() == ROW.archs[0].encode()
+    assert capsys.readouterr().out.count("is for wheels of the whole row") == 1
+    assert wheels.built(tmp_path) == [tmp_path / "same.whl"]
+
+
+def test_the_home_of_a_wheel_depends_on_its_list_alone(tmp_path: Path) -> None:
+    for whole in (None, ROW.value, " ".join(reversed(ROW.archs))):
+        assert wheels.home(ROW, whole, tmp_path) == tmp_path
+    for other in (ROW.archs[0], f"{ROW.value}+PTX", "100f", f"{ROW.value},100f"):
+        assert wheels.home(ROW, other, tmp_path) == tmp_path / wheels.NARROWED
+    assert wheels.reports_of(wheels.FOLDER / "x.whl") == wheels.FOLDER / "reports"
+    assert wheels.reports_of(wheels.FOLDER / "narrowed" / "x.whl") == wheels.FOLDER / "narrowed" / "reports"
+
+
+def test_narrowed_wheels_are_ignored_by_git() -> None:
+    assert "/wheels/narrowed/" in (source.ROOT / ".gitignore").read_text().splitlines()
+
+
 def test_verifying_no_wheel_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no wheel in"):
         wheels.built(tmp_path)
