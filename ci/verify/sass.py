@@ -11,9 +11,7 @@ from ci.verify.request import Request
 from ci.verify.verdicts import Sheet, Verdict, listing
 
 _RELOCATABLE = "__nv_relfatbin"
-_SASS_HINT = (
-    "Build again with FLASH_KDA_CUDA_ARCHS set to the expected list; see 'cuobjdump -lelf -lptx LIBRARY'."
-)
+_SASS_HINT = "Look at: cuobjdump -lelf -lptx LIBRARY. Build again: "
 _BUDGET_HINT = (
     "Read the kernel's change; when the new numbers are meant: python -m ci.verify observe ARTIFACT"
 )
@@ -22,7 +20,7 @@ _OPCODE_HINT = "Look at: cuobjdump -sass -fun KERNEL LIBRARY"
 
 def check_contract(libraries: Iterable[Library], request: Request) -> Verdict:
     """Every (kernel entry x architecture) is there as machine code, and nothing else is."""
-    sheet = Sheet("sass", SassError, _SASS_HINT)
+    sheet = Sheet("sass", SassError, _SASS_HINT + rebuild_command(request))
     found = {library.path: library for library in libraries}
     for expected in request.libraries:
         library = found.get(expected.path)
@@ -32,6 +30,15 @@ def check_contract(libraries: Iterable[Library], request: Request) -> Verdict:
         ):
             _check_images(sheet, library, expected, request)
     return sheet.verdict()
+
+
+def rebuild_command(request: Request) -> str:
+    """What builds the expected architectures: the row's command, or the variable where no row is known."""
+    wanted = ",".join(f"{name}+PTX" if name in request.ptx else name for name in request.archs)
+    if request.row is None:
+        return f"FLASH_KDA_CUDA_ARCHS={wanted} pip wheel --no-build-isolation --no-deps ."
+    whole = wanted == request.row.value
+    return f"nox -s build_wheels -- --cuda {request.row.label}" + ("" if whole else f" --archs {wanted}")
 
 
 def _check_images(sheet: Sheet, library: Library, expected: LibraryExpectation, request: Request) -> None:

@@ -121,6 +121,9 @@ def test_label_names_the_row_and_with_it_the_architectures(forge: Forge, tmp_pat
         "missing machine code for architecture: expected 120a",
     )
     assert_rejected(report, errors.SassError, *missing)
+    assert f"Build again: nox -s build_wheels -- --cuda {LABEL}\n" in report.message() + "\n"
+    report = judge(forge, WheelPlan(forge.good()).write(tmp_path), expect="90a,100f+PTX")
+    assert f"nox -s build_wheels -- --cuda {LABEL} --archs 90a,100f+PTX\n" in report.message() + "\n"
 
 
 # ---- SASS contract -----------------------------------------------------------------------------------------
