@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from _cases import AccuracyLine, Case, load_accuracy, load_cases, make_case, select
 from _impls import ACCURACY_ONLY
 from _report import accuracy_table, build_result, read_lines, time_table, to_csv
@@ -226,7 +227,7 @@ def _output(*command: str) -> str | None:
 
 def installed_facts(run: Run) -> dict[str, Any]:
     """Commit and sha256 of the installed package, as its build record and pip's own record state them;
-    ValueError when they cannot be read."""
+    ValueError when they cannot be read or there is no package."""
     code = (
         "import importlib.metadata as m, json, pathlib, importlib.util as u\n"
         "facts = {}\n"
@@ -235,8 +236,9 @@ def installed_facts(run: Run) -> dict[str, Any]:
         "    facts['direct'] = json.loads(d.read_text('direct_url.json') or '{}')\n"
         "except m.PackageNotFoundError: pass\n"
         "spec = u.find_spec('flash_kda')\n"
-        "file = pathlib.Path(spec.origin if spec and spec.origin else '.').with_name('build_record.json')\n"
-        "if file.exists(): facts['record'] = json.loads(file.read_text())\n"
+        "facts['found'] = bool(spec and spec.origin)\n"
+        "file = pathlib.Path(spec.origin).with_name('build_record.json') if facts['found'] else None\n"
+        "if file and file.exists(): facts['record'] = json.loads(file.read_text())\n"
         "print(json.dumps(facts))\n"
     )
     # -P and the scratch folder as cwd keep the checkout's own flash_kda off the path.
@@ -250,7 +252,19 @@ def installed_facts(run: Run) -> dict[str, Any]:
     )
     if done.returncode != 0:
         raise ValueError(f"what is installed cannot be read; expected facts, got:\n{done.stderr}")
-    return dict(json.loads(done.stdout))
+    facts = dict(json.loads(done.stdout))
+    if not facts.pop("found"):
+        where = f"not in {run.ours_path}" if run.ours_path else "not installed"
+        raise ValueError(f"flash_kda is {where}: pip install a wheel, or give --ours-path .")
+    return facts
+
+
+def check_device(device: str) -> None:
+    """ValueError when the run is to be on a GPU and torch sees none."""
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(
+            "torch sees no GPU: run on a machine with one, or try the scripts: --device cpu --tiny"
+        )
 
 
 def gather_facts(args: argparse.Namespace, run: Run) -> dict[str, Any]:
@@ -316,6 +330,7 @@ def main(argv: list[str] | None = None) -> int:
         paths = peer_paths(args)
         cases = choose_cases(args, list(paths))
         with_accuracy = args.suite in ("accuracy", "all")
+        check_device(args.device)
     except ValueError as error:
         print(f"bench_prefill: {error}", file=sys.stderr)
         return 2

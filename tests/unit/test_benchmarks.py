@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,30 @@ def test_facts_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
         bench_prefill.installed_facts(run)
     (broken / "build_record.json").write_text('{"source": {}}')
     assert bench_prefill.installed_facts(run)["record"] == {"source": {}}
+
+
+def test_without_a_gpu_there_is_one_line_and_no_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert bench_prefill.main(["--seqlen", "8", "--ours-path", str(ROOT)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith("bench_prefill: torch sees no GPU: ")
+
+
+def test_without_flash_kda_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    command = ["--seqlen", "8", "--device", "cpu", "--tiny"]
+    assert bench_prefill.main(command) == 2
+    advice = "pip install a wheel, or give --ours-path ."
+    assert capsys.readouterr() == ("", f"bench_prefill: flash_kda is not installed: {advice}\n")
+    assert bench_prefill.main([*command, "--ours-path", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"bench_prefill: flash_kda is not in {tmp_path}: {advice}\n"
 
 
 def test_generated_lengths_are_kept_as_their_text() -> None:
