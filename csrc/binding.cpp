@@ -34,6 +34,8 @@ using OptionalTensor = std::optional<Tensor>;
 
 constexpr int64_t kMaxTokens = INT32_MAX - 16;  // chunk arithmetic inside a sequence is 32-bit; addresses are 64-bit
 
+constexpr int64_t kMinSegment = 256;            // tokens; a segment's states take 128 KiB a value head
+
 // The C shim's CUDA functions are absent from CPU builds of torch. Looking this one up at call time, not link time,
 // lets one wheel import everywhere (libtorch_cuda is not always in the global symbol scope, hence the second look).
 cudaStream_t current_stream(int32_t device) {
@@ -117,7 +119,7 @@ void set_sequences(FwdParams& p, const OptionalTensor& cu_seqlens, int64_t batch
 
 void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tensor out, OptionalTensor a_log,
          OptionalTensor dt_bias, double lower_bound, OptionalTensor initial_state, OptionalTensor final_state,
-         OptionalTensor cu_seqlens) {
+         OptionalTensor cu_seqlens, int64_t segment_tokens) {
   STD_TORCH_CHECK(q.is_cuda() && q.dim() == 4 && v.dim() == 4 && beta.dim() == 3,
                   "flash_kda.fwd: q and v must be CUDA tensors of rank 4, beta of rank 3");
   const int32_t device = q.get_device_index();
@@ -135,6 +137,11 @@ void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tens
   check_tensor("beta", beta, ScalarType::BFloat16, device);
   STD_TORCH_CHECK(beta.size(0) == batch && beta.size(1) == tokens && beta.size(2) == heads_v,
                   "flash_kda.fwd: beta must have shape [", batch, ", ", tokens, ", ", heads_v, "]");
+
+  STD_TORCH_CHECK(segment_tokens <= 0 || (segment_tokens >= kMinSegment && segment_tokens % 16 == 0 && segment_tokens <= kMaxTokens),
+                  "flash_kda.fwd: segment_tokens must be a multiple of 16 from ", kMinSegment, " on, 0 or negative, got ",
+                  segment_tokens);
+  const int segment_chunks = segment_tokens < 0 ? -1 : static_cast<int>(segment_tokens / 16);
 
   FwdParams p{};
   p.q = q.data_ptr();
@@ -163,6 +170,7 @@ void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tens
     p.final_is_bf16 = final_state->scalar_type() == ScalarType::BFloat16;
   }
   STD_TORCH_CHECK(p.num_sequences * heads_v <= INT32_MAX, "flash_kda.fwd: more than 2^31 - 1 (sequence, head) pairs");
+  p.batch = batch;
   p.seqlen = tokens;
   p.heads_v = static_cast<int>(heads_v);
   p.heads_per_group = static_cast<int>(heads_v / heads);
@@ -173,14 +181,19 @@ void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tens
   int sms = 0;
   STD_TORCH_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) == cudaSuccess,
                   "flash_kda.fwd: no device attributes for device ", device);
-  p.plan = plan_fwd(p.num_sequences, batch * tokens, p.heads_v, sms);
-  OptionalTensor workspace;
+  p.plan = plan_fwd({p.num_sequences, batch * tokens, p.heads_v, p.cu_seqlens != nullptr, segment_chunks, sms});
+  OptionalTensor states, order;
   if (p.plan.segment_chunks > 0) {
-    workspace = torch::stable::new_empty(q, {2, p.plan.max_segments, heads_v, kDim, kDim}, ScalarType::Float);
-    p.transitions = static_cast<float*>(workspace->data_ptr());
+    states = torch::stable::new_empty(q, {2, p.plan.max_segments, heads_v, kDim, kDim}, ScalarType::Float);
+    p.transitions = static_cast<float*>(states->data_ptr());
     p.offsets = p.transitions + p.plan.max_segments * heads_v * kDim * kDim;
   }
-  const cudaError_t error = launch_fwd(p, current_stream(device));
+  if (p.plan.ordered) {
+    order = torch::stable::new_empty(q, {p.num_sequences + 1}, ScalarType::Int);
+    p.order = static_cast<int32_t*>(order->data_ptr());
+    p.ticket = reinterpret_cast<unsigned*>(p.order + p.num_sequences);
+  }
+  const cudaError_t error = launch_fwd(p, sms, current_stream(device));
   STD_TORCH_CHECK(error == cudaSuccess, "flash_kda.fwd: launch failed: ", cudaGetErrorString(error));
 }
 
@@ -192,7 +205,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_kda, m) {
   // The same string is in flash_kda/_ops.py for installs without this library; a test compares them.
   m.def(
       "fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, Tensor(a!) out, Tensor? A_log, "
-      "Tensor? dt_bias, float lower_bound, Tensor? initial_state, Tensor(b!)? final_state, Tensor? cu_seqlens) -> ()");
+      "Tensor? dt_bias, float lower_bound, Tensor? initial_state, Tensor(b!)? final_state, Tensor? cu_seqlens, "
+      "int segment_tokens=-1) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_kda, CUDA, m) { m.impl("fwd", TORCH_BOX(&fwd)); }

@@ -2,6 +2,7 @@
 // Every instruction here is legal on all targets of the matrix (sm_90a and newer).
 #pragma once
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cstdint>
@@ -10,6 +11,21 @@ namespace flash_kda {
 
 __device__ __forceinline__ uint32_t smem_addr(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// The same value, of which the compiler knows nothing: what depends on it is not moved out of a loop, where it would
+// occupy registers all along.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// The same pointer, known to be to global memory: one that went through shared memory is generic to the compiler, and
+// generic accesses wait in the queue of shared memory's.
+template <typename T>
+__device__ __forceinline__ T* global(T* p) {
+  __builtin_assume(__isGlobal(p));
+  return p;
 }
 
 // ---- special functions --------------------------------------------------------------------------
@@ -117,6 +133,18 @@ __device__ __forceinline__ void cp_async_arrive(uint32_t bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(bar) : "memory");
 }
 
+// A box of a tensor to shared memory, in the layout that the map says; zeros where it reaches outside the tensor. The
+// barrier counts its bytes.
+__device__ __forceinline__ void tensor_copy(uint32_t dst, const CUtensorMap* map, int channel, int head, int token,
+                                            int batch, uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];"
+      :
+      : "r"(dst), "l"(map), "r"(channel), "r"(head), "r"(token), "r"(batch), "r"(bar)
+      : "memory");
+}
+
 // ---- barriers in shared memory ------------------------------------------------------------------
 __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
@@ -173,6 +201,13 @@ __device__ __forceinline__ void bulk_copy_to_peer(uint32_t dst, uint32_t src, ui
                : "r"(dst), "r"(src), "r"(bytes), "r"(bar)
                : "memory");
 }
+
+// ---- dependent launches -------------------------------------------------------------------------
+// Lets the next kernel of the stream, launched for it, start once every block has come here.
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" : : : "memory"); }
+
+// Waits for the end of the kernel before, where this one was launched to start earlier.
+__device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" : : : "memory"); }
 
 // ---- registers ----------------------------------------------------------------------------------
 // Moves registers between the warps of a block: first instruction of a role, the same for all four warps of a group.

@@ -4,9 +4,14 @@
 //
 // V is the M axis of every consumer product, so an accumulator is, after one cvt, the A operand of the next product: S,
 // R and U never leave registers.
+#include <cudaTypedefs.h>
+
+#include <algorithm>
+
 #include "fwd.h"
 #include "fwd_consumer.cuh"
 #include "fwd_loader.cuh"
+#include "fwd_order.cuh"
 #include "fwd_producer.cuh"
 #include "fwd_scan.cuh"
 
@@ -14,35 +19,47 @@ namespace flash_kda {
 
 template <typename P>
 __device__ __forceinline__ void init_barriers(Smem<P>& smem, int rank) {
-  const int slot = threadIdx.x;
-  if (slot >= P::kSlots) return;
-  const bool own = slot % P::kSplit == rank;
-  mbarrier_init(smem_addr(&smem.raw[slot]), kWarp);
-  mbarrier_init(smem_addr(&smem.full[slot]), kWarp);
+  const int i = threadIdx.x;
+  if (i < Smem<P>::kWorks) mbarrier_init(smem_addr(&smem.begun[i]), 1);
+  if (i >= P::kSlots) return;
+  const bool own = i % P::kShare == rank;
+  constexpr int kLoads = kWarp + 1;  // the loader's copies, and its lane 0
+  mbarrier_init(smem_addr(&smem.raw[i]), kLoads);
+  mbarrier_init(smem_addr(&smem.full[i]), own ? kWarp : kLoads);
   // Every local consumer lane, and one lane a consumer warp of the other blocks.
-  mbarrier_init(smem_addr(&smem.empty[slot]), P::kConsumers * (kWarp + (own ? P::kSplit - 1 : 0)));
+  mbarrier_init(smem_addr(&smem.empty[i]), P::kConsumers * (kWarp + (own ? P::kShare - 1 : 0)));
+}
+
+// The block of the state pass that takes v as zero loads none.
+template <typename P>
+__device__ __forceinline__ void clear_v(Smem<P>& smem, int rank) {
+  if (loads_v<P>(rank)) return;
+  constexpr int kWords = Tiles<P>::kV / sizeof(uint4);
+  for (int i = threadIdx.x; i < P::kSlots * kWords; i += P::kThreads)
+    reinterpret_cast<uint4*>(smem.tiles[i / kWords].v())[i % kWords] = make_uint4(0, 0, 0, 0);
 }
 
 template <typename P>
 __device__ __forceinline__ void run(const FwdParams& p) {
-  extern __shared__ __align__(128) uint8_t smem_raw[];
+  extern __shared__ __align__(kTileAlign) uint8_t smem_raw[];
   Smem<P>& smem = *reinterpret_cast<Smem<P>*>(smem_raw);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const Work w = block_work<P>(p);
-  if (w.length < 0) return;  // the same for all blocks of a cluster
-  init_barriers(smem, w.rank);
-  if (threadIdx.x == 0) smem.final = w.final;
-  if constexpr (P::kSplit > 1)
+  const int rank = static_cast<int>(blockIdx.x % P::kShare);
+  if constexpr (!P::kOutput) launch_dependents();
+  init_barriers(smem, rank);
+  clear_v(smem, rank);
+  fence_async_proxy();
+  if constexpr (P::kShare > 1)
     cluster_sync();
   else
     __syncthreads();
   if (warp < P::kConsumers)
-    consume(p, w, smem, warp, lane);
+    consume(p, smem, rank, warp, lane);
   else if (warp < P::kConsumers + P::kProducers)
-    produce(p, w, smem, warp - P::kConsumers, lane);
+    produce(p, smem, rank, warp - P::kConsumers, lane);
   else
-    load(p, w, smem, lane);
-  if constexpr (P::kSplit > 1) cluster_sync();  // no block leaves while a peer may still write to it
+    load(p, smem, rank, lane);
+  if constexpr (P::kShare > 1) cluster_sync();  // no block leaves while a peer may still write to it
 }
 
 // One block a (sequence, value head).
@@ -52,14 +69,20 @@ extern "C" __global__ void __launch_bounds__(ArchPlans::Whole::kThreads, 1)
 }
 
 // Two blocks, a cluster, a (sequence, value head).
-extern "C" __global__ void __cluster_dims__(ArchPlans::Split::kSplit, 1, 1)
-    __launch_bounds__(ArchPlans::Split::kThreads, 1) kda_fwd_split_kernel(const __grid_constant__ FwdParams p) {
-  run<ArchPlans::Split>(p);
+extern "C" __global__ void __cluster_dims__(ArchPlans::Split2::kShare, 1, 1)
+    __launch_bounds__(ArchPlans::Split2::kThreads, 1) kda_fwd_split2_kernel(const __grid_constant__ FwdParams p) {
+  run<ArchPlans::Split2>(p);
+}
+
+// Four.
+extern "C" __global__ void __cluster_dims__(ArchPlans::Split4::kShare, 1, 1)
+    __launch_bounds__(ArchPlans::Split4::kThreads, 1) kda_fwd_split4_kernel(const __grid_constant__ FwdParams p) {
+  run<ArchPlans::Split4>(p);
 }
 
 // End states only: the segments' transitions and offsets.
-extern "C" __global__ void __launch_bounds__(ArchPlans::State::kThreads, 1)
-    kda_fwd_state_kernel(const __grid_constant__ FwdParams p) {
+extern "C" __global__ void __cluster_dims__(ArchPlans::State::kShare, 1, 1)
+    __launch_bounds__(ArchPlans::State::kThreads, 1) kda_fwd_state_kernel(const __grid_constant__ FwdParams p) {
   run<ArchPlans::State>(p);
 }
 
@@ -68,73 +91,161 @@ extern "C" __global__ void __launch_bounds__(kScanThreads) kda_fwd_scan_kernel(c
   scan_segments(p);
 }
 
-template <typename P, typename Kernel>
-static cudaError_t launch(Kernel kernel, const FwdParams& p, int64_t items, cudaStream_t stream) {
-  const int bytes = sizeof(Smem<P>);
+// Orders sequences by their length.
+extern "C" __global__ void __launch_bounds__(kOrderThreads, 1) kda_fwd_order_kernel(const __grid_constant__ FwdParams p) {
+  order_sequences(p);
+}
+
+// `dependent`: the kernel may start before the one in front of it in the stream, of the same call, has ended.
+template <typename Kernel>
+static cudaError_t launch(Kernel kernel, const FwdParams& p, int64_t blocks, int threads, int bytes, bool dependent,
+                          cudaStream_t stream) {
   if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return e;
-  kernel<<<static_cast<unsigned>(items * P::kSplit), P::kThreads, bytes, stream>>>(p);
-  return cudaGetLastError();
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = dependent ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+// A pass over all tasks, on as many blocks as run at once.
+template <typename P, typename Kernel>
+static cudaError_t launch_pass(Kernel kernel, const FwdParams& p, int sms, bool dependent, cudaStream_t stream) {
+  const int64_t clusters = std::min<int64_t>(p.plan.tasks, sms / P::kShare);
+  return launch(kernel, p, clusters * P::kShare, P::kThreads, sizeof(Smem<P>), dependent, stream);
 }
 
 template <typename A>
-static cudaError_t launch_scan(const FwdParams& p, cudaStream_t stream) {
-  const int bytes = sizeof(ScanSmem<A::kScanStages>);
-  if (cudaError_t e = cudaFuncSetAttribute(kda_fwd_scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
-    return e;
-  const int64_t blocks = p.num_sequences * p.heads_v * (kDim / kScanRows);
-  kda_fwd_scan_kernel<<<static_cast<unsigned>(blocks), kScanThreads, bytes, stream>>>(p);
-  return cudaGetLastError();
-}
-
-template <typename A>
-static cudaError_t launch_all(const FwdParams& p, cudaStream_t stream) {
+static cudaError_t launch_all(const FwdParams& p, int sms, cudaStream_t stream) {
   const bool segments = p.plan.segment_chunks > 0;
-  const int64_t items = (segments ? p.plan.max_segments : p.num_sequences) * p.heads_v;
   if (segments) {
-    if (cudaError_t e = launch<typename A::State>(kda_fwd_state_kernel, p, 2 * items, stream)) return e;
-    if (cudaError_t e = launch_scan<A>(p, stream)) return e;
+    if (cudaError_t e = launch_pass<typename A::State>(kda_fwd_state_kernel, p, sms, false, stream)) return e;
+    const int64_t blocks = p.num_sequences * p.heads_v * (kDim / kScanRows);
+    if (cudaError_t e = launch(kda_fwd_scan_kernel, p, blocks, kScanThreads, sizeof(ScanSmem<A::kScanStages>), true,
+                               stream))
+      return e;
   }
-  return p.plan.split ? launch<typename A::Split>(kda_fwd_split_kernel, p, items, stream)
-                      : launch<typename A::Whole>(kda_fwd_kernel, p, items, stream);
+  if (p.plan.ordered)
+    if (cudaError_t e = launch(kda_fwd_order_kernel, p, 1, kOrderThreads, 0, false, stream)) return e;
+  const bool dependent = segments || p.plan.ordered;
+  switch (p.plan.split) {
+    case 4:
+      return launch_pass<typename A::Split4>(kda_fwd_split4_kernel, p, sms, dependent, stream);
+    case 2:
+      return launch_pass<typename A::Split2>(kda_fwd_split2_kernel, p, sms, dependent, stream);
+    default:
+      return launch_pass<typename A::Whole>(kda_fwd_kernel, p, sms, dependent, stream);
+  }
 }
 
-cudaError_t launch_fwd(const FwdParams& p, cudaStream_t stream) {
-  if (p.num_sequences * p.heads_v == 0) return cudaSuccess;
+// The driver's function by way of the runtime: the library is not linked to the driver, which machines without a GPU lack.
+static PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    const cudaError_t e =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(
+        e == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : nullptr);
+  }();
+  return encode;
+}
+
+// False where the copy engine cannot address the tensor so: no tokens, or a stride of 0.
+static bool make_map(const FwdParams& p, const void* data, const Strides& s, int heads, CUtensorMap& map) {
+  const auto encode = tensor_map_encoder();
+  if (encode == nullptr) return false;
+  const cuuint64_t sizes[4] = {kDim, static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(p.seqlen),
+                               static_cast<cuuint64_t>(p.batch)};
+  const int64_t strides[3] = {s.head, s.token, s.batch};
+  cuuint64_t bytes[3];
+  for (int i = 0; i < 3; ++i) {
+    const bool one = sizes[i + 1] == 1;  // any stride will do, and what is there may be anything
+    if (!one && strides[i] <= 0) return false;
+    bytes[i] = one ? 2 * kDim : 2 * strides[i];
+  }
+  const cuuint32_t box[4] = {kDim / 2, 1, kChunk, 1}, step[4] = {1, 1, 1, 1};
+  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes, bytes, box, step,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+static FwdMaps make_maps(const FwdParams& p) {
+  FwdMaps maps{};
+  maps.usable = make_map(p, p.q, p.q_stride, p.heads_v / p.heads_per_group, maps.q) &&
+                make_map(p, p.k, p.k_stride, p.heads_v / p.heads_per_group, maps.k) &&
+                make_map(p, p.v, p.v_stride, p.heads_v, maps.v) && make_map(p, p.g, p.g_stride, p.heads_v, maps.g);
+  return maps;
+}
+
+cudaError_t launch_fwd(FwdParams& p, int sms, cudaStream_t stream) {
+  if (p.plan.tasks == 0) return cudaSuccess;
   int device = 0, major = 0;
   if (cudaError_t e = cudaGetDevice(&device)) return e;
   if (cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device)) return e;
+  p.maps = make_maps(p);
   // The host's half of the choice of ArchPlans.
-  return major == 12 ? launch_all<Plans<true>>(p, stream) : launch_all<Plans<false>>(p, stream);
+  return major == 12 ? launch_all<Plans<true>>(p, sms, stream) : launch_all<Plans<false>>(p, sms, stream);
 }
 
 // Microseconds on an H200, to be measured again after a change of the kernels, with a profiler: of one chunk, by kind
 // of pass; of one step of the scan; of a pass besides its chunks; of cutting at all (two more launches). Only their
 // ratios matter.
 struct Costs {
-  double whole = 1.05, split = 0.70, state = 0.80, scan_step = 2.0, pass = 8.0, cut = 12.0;
+  double whole = 1.05, split2 = 0.70, split4 = 0.5, state = 0.7, scan_step = 2.0, pass = 8.0, cut = 8.0;
 };
 
-static double waves(int64_t blocks, int sms) { return static_cast<double>((blocks + sms - 1) / sms); }
+static double waves(int64_t tasks, int64_t at_once) { return static_cast<double>((tasks + at_once - 1) / at_once); }
 
-FwdPlan plan_fwd(int64_t num_sequences, int64_t total_tokens, int heads_v, int sms) {
+// A split pays while its parts fit at once. Clusters of four do not fill a GPC of 18 multiprocessors.
+static int best_split(int64_t tasks, int sms) {
+#ifdef FORCE_SPLIT
+  return FORCE_SPLIT;
+#endif
+  if (4 * (tasks + 1) <= sms) return 4;
+  return 2 * tasks <= sms ? 2 : 1;
+}
+
+FwdPlan plan_fwd(const FwdSize& size) {
   const Costs c;
-  const int64_t items = num_sequences * heads_v;
-  FwdPlan best{2 * items <= sms, 0, 0};  // a split pays while both halves fit at once
-  if (!best.split || items == 0) return best;
-  const int64_t all_chunks = total_tokens / kChunk + num_sequences;  // at most
-  const int64_t chunks = all_chunks / num_sequences;
-  double least = chunks * c.split + c.pass;
+  const int sms = size.sms;
+  const int64_t items = size.num_sequences * size.heads_v;
+  FwdPlan best{};
+  best.tasks = static_cast<unsigned>(items);
+  best.split = best_split(items, sms);
+  best.ordered = size.packed && items > sms;
+  if (items == 0) return best;
+  const int64_t all_chunks = size.total_tokens / kChunk + size.num_sequences;  // at most
+  const int64_t chunks = all_chunks / size.num_sequences;
+  auto segmented = [&](int64_t length) {
+    FwdPlan plan{};
+    plan.segment_chunks = static_cast<int>(length);
+    plan.max_segments = size.num_sequences + all_chunks / length + 1;
+    plan.tasks = static_cast<unsigned>(plan.max_segments * size.heads_v);
+    plan.split = best_split(items * ((chunks + length - 1) / length), sms);
+    return plan;
+  };
+  if (size.segment_chunks > 0) return segmented(size.segment_chunks);
+  if (size.segment_chunks == 0 || best.split == 1) return best;
+  auto output_cost = [&](int split) { return split == 4 ? c.split4 : split == 2 ? c.split2 : c.whole; };
+  double least = chunks * output_cost(best.split) + c.pass;
   // From three on: of two segments the second could start only when the first has ended. Below 16 chunks a segment's
   // fixed costs rule; 64 segments keep the scan short.
   for (int64_t n = 3; n <= 64 && chunks / n >= 16; ++n) {
     const int64_t length = (chunks + n - 1) / n;
-    const bool split = 2 * items * n <= sms;
-    const double states = waves(items * (2 * n - 3), sms) * (length * c.state + c.pass);
-    const double outputs = waves(items * n * (split ? 2 : 1), sms) * (length * (split ? c.split : c.whole) + c.pass);
+    const FwdPlan plan = segmented(length);
+    const double states = waves(items * (n - 1), sms / 2) * length * c.state + c.pass;
+    const double outputs = waves(items * n, sms / plan.split) * length * output_cost(plan.split) + c.pass;
     const double time = states + n * c.scan_step + outputs + c.cut;
     if (time < least) {
       least = time;
-      best = {split, static_cast<int>(length), num_sequences + all_chunks / length + 1};
+      best = plan;
     }
   }
   return best;

@@ -1,13 +1,15 @@
-// Host interface of the forward kernel. Plain C++ and CUDA runtime types only: no torch header reaches a .cu file,
+// Host interface of the forward kernels. Plain C++ and CUDA runtime types only: no torch header reaches a .cu file,
 // which keeps a five-architecture compile at seconds and its bytes independent of the build folder.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <cstdint>
 
 namespace flash_kda {
 
 constexpr int kDim = 128;  // K = V
+constexpr int kChunk = 16; // tokens of a step
 
 // Strides are in elements; the innermost dimension of every tensor is contiguous.
 struct Strides {
@@ -16,14 +18,29 @@ struct Strides {
 
 // How a call is laid out.
 struct FwdPlan {
-  bool split;          // a cluster of two blocks a (sequence, value head) instead of one block
+  int split;           // blocks, a cluster, that share the state rows of a (sequence, value head): 1, 2 or 4
   int segment_chunks;  // > 0: sequences are cut into segments of so many chunks of 16 tokens
   int64_t max_segments;
+  unsigned tasks;  // (sequence or segment, value head) pairs
+  bool ordered;    // blocks take the longest sequences first
 };
 
-// For a GPU of `sms` multiprocessors. Pure, and known to the host without a look at cu_seqlens: the lengths are taken
-// to be equal.
-FwdPlan plan_fwd(int64_t num_sequences, int64_t total_tokens, int heads_v, int sms);
+// What a plan depends on; the host does not look at cu_seqlens, so lengths are taken to be equal.
+struct FwdSize {
+  int64_t num_sequences, total_tokens;
+  int heads_v;
+  bool packed;         // with cu_seqlens
+  int segment_chunks;  // as wanted by the caller: 0 for no segments, negative for the best
+  int sms;             // of the GPU
+};
+
+FwdPlan plan_fwd(const FwdSize& size);
+
+// q, k, v and g for the copy engine: boxes of a chunk's tokens by 64 channels of one head, swizzled by 128 bytes.
+struct FwdMaps {
+  CUtensorMap q, k, v, g;
+  bool usable;  // false where a stride is none that the engine takes
+};
 
 struct FwdParams {
   const void* q;     // bf16 [B, T, H, 128]
@@ -51,14 +68,20 @@ struct FwdParams {
   float scale;
   float lower_bound;
 
+  int64_t batch;
+  FwdMaps maps;  // made by launch_fwd
+
   FwdPlan plan;
   // With plan.segment_chunks > 0: [plan.max_segments, HV, 128, 128] each, fp32, segments numbered through all
   // sequences.
   float* transitions;  // what a segment does to a state that enters it (a sequence's first: its initial state)
   float* offsets;      // the state a segment leaves from zero (a sequence's first: from its initial state); after the
                        // scan, the state that leaves it
+  // With plan.ordered.
+  int32_t* order;    // [num_sequences]
+  unsigned* ticket;  // the tasks taken so far, besides the first of each block
 };
 
-cudaError_t launch_fwd(const FwdParams& p, cudaStream_t stream);
+cudaError_t launch_fwd(FwdParams& p, int sms, cudaStream_t stream);
 
 }  // namespace flash_kda

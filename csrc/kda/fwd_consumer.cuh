@@ -24,14 +24,16 @@ __device__ __forceinline__ int out_row(int lane) {
   return lane / kPieces<kTilesM>;
 }
 
+// `column`: of the v tile, the first of the warp's.
 template <int kTilesM>
-__device__ __forceinline__ ConsumerAddr<kTilesM> make_consumer_addr(int warp, int lane) {
+__device__ __forceinline__ ConsumerAddr<kTilesM> make_consumer_addr(int column, int lane) {
   ConsumerAddr<kTilesM> at;
   at.frag = make_frag_addr(lane);
+  const int piece = column / 8;
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m)
-    at.v[m] = tile_offset((lane & 7) + 8 * (lane >> 4), (warp * kTilesM + m) * 2 + ((lane >> 3) & 1));
-  at.out = tile_offset(out_row<kTilesM>(lane), warp * kPieces<kTilesM> + lane % kPieces<kTilesM>);
+    at.v[m] = tile_offset((lane & 7) + 8 * (lane >> 4), piece + 2 * m + ((lane >> 3) & 1));
+  at.out = tile_offset(out_row<kTilesM>(lane), piece + lane % kPieces<kTilesM>);
   return at;
 }
 
@@ -59,15 +61,9 @@ __device__ __forceinline__ void for_each_pair(float (&S)[kTilesM][kTilesN][4], F
         f(S[m][j][2 * half], S[m][j][2 * half + 1], (m * 16 + half * 8) * kDim + 8 * j);
 }
 
-// This lane's first element in a [128, 128] state.
-template <typename P>
-__device__ __forceinline__ int state_offset(const Work& w, int warp, int lane) {
-  return (w.rank * P::kRows + warp * P::kTilesM * 16 + (lane >> 2)) * kDim + 2 * (lane & 3);
-}
-
 template <typename T, int kTilesM>
 __device__ __forceinline__ void load_state_as(const void* state, int offset, float (&S)[kTilesM][kTilesN][4]) {
-  const T* src = static_cast<const T*>(state) + offset;
+  const T* src = static_cast<const T*>(global(state)) + offset;
   for_each_pair(S, [&](float& x, float& y, int at) {
     const float2 pair = load_pair(src + at);
     x = pair.x;
@@ -77,7 +73,7 @@ __device__ __forceinline__ void load_state_as(const void* state, int offset, flo
 
 template <typename T, int kTilesM>
 __device__ __forceinline__ void store_state_as(const void* state, int offset, float (&S)[kTilesM][kTilesN][4]) {
-  T* dst = const_cast<T*>(static_cast<const T*>(state)) + offset;
+  T* dst = const_cast<T*>(static_cast<const T*>(global(state))) + offset;
   for_each_pair(S, [&](float& x, float& y, int at) { store_pair(dst + at, x, y); });
 }
 
@@ -118,7 +114,7 @@ __device__ __forceinline__ void residual(const Slot<P>& slot, uint32_t v_at, int
   const float2 beta[2] = {*reinterpret_cast<const float2*>(slot.extras.beta + 2 * pair),
                           *reinterpret_cast<const float2*>(slot.extras.beta + 8 + 2 * pair)};
   uint32_t v[4];
-  ldmatrix_x4_trans(v, smem_addr(slot.tiles.v) + v_at);
+  ldmatrix_x4_trans(v, smem_addr(slot.tiles.v()) + v_at);
 #pragma unroll
   for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -138,7 +134,7 @@ __device__ __forceinline__ void update_state(const Slot<P>& slot, const uint32_t
   for (int jp = 0; jp < kTilesN / 2; ++jp) {
     const float4 decay = gam[jp];
     uint32_t b[4];
-    ldmatrix_x4_trans(b, frag_addr(smem_addr(slot.tiles.g), at.rows_first, jp));
+    ldmatrix_x4_trans(b, frag_addr(smem_addr(slot.tiles.g()), at.rows_first, jp));
 #pragma unroll
     for (int m = 0; m < P::kTilesM; ++m)
 #pragma unroll
@@ -164,13 +160,13 @@ __device__ __forceinline__ void write_output(const Slot<P>& slot, const float (&
   for (int m = 0; m < P::kTilesM; ++m) {
     uint32_t r[4];
     to_operand(r, o[m][0], o[m][1]);
-    stmatrix_x4_trans(smem_addr(slot.tiles.v) + at.v[m], r);
+    stmatrix_x4_trans(smem_addr(slot.tiles.v()) + at.v[m], r);
   }
   __syncwarp();
   const int row = out_row<P::kTilesM>(lane);
 #pragma unroll
   for (int i = 0; i < P::kTilesM; ++i) {
-    const uint4 x = *reinterpret_cast<const uint4*>(slot.tiles.v + at.out + i * 8 * kRowBytes);
+    const uint4 x = *reinterpret_cast<const uint4*>(slot.tiles.v() + at.out + i * 8 * kRowBytes);
     if (row + 8 * i < valid) *reinterpret_cast<uint4*>(dst + 8 * i * row_bytes) = x;
   }
 }
@@ -183,7 +179,7 @@ __device__ __forceinline__ void consume_chunk(const Slot<P>& slot, float (&S)[P:
   // all of S in bf16 instead would spill.
   constexpr int kTilesM = P::kTilesM;
   constexpr int kHeld = kBlocks / 2;
-  const uint32_t kd = smem_addr(slot.tiles.k), qd = smem_addr(slot.tiles.q);
+  const uint32_t kd = smem_addr(slot.tiles.k()), qd = smem_addr(slot.tiles.q());
   uint32_t held[kHeld][kTilesM][4];
   float r[kTilesM][2][4], o[kTilesM][2][4];
   zero(r);
@@ -222,16 +218,8 @@ __device__ __forceinline__ void consume_chunk(const Slot<P>& slot, float (&S)[P:
 }
 
 template <typename P>
-__device__ __forceinline__ void consume(const FwdParams& p, const Work& w, Smem<P>& smem, int warp, int lane) {
-  if constexpr (kMoveRegisters<P>) set_max_registers_up<kConsumerRegisters>();
-  const int64_t row_bytes = 2 * p.out_stride.token;
-  const auto at = make_consumer_addr<P::kTilesM>(warp, lane);
-  uint8_t* dst = const_cast<uint8_t*>(head_base(p.out, p.out_stride, w, w.head)) +
-                 out_row<P::kTilesM>(lane) * row_bytes + (w.rank * P::kRows + warp * P::kTilesM * 16) * 2 +
-                 lane % kPieces<P::kTilesM> * 16;
-  float S[P::kTilesM][kTilesN][4];
-  const int offset = state_offset<P>(w, warp, lane);
-  if (w.transition)
+__device__ __forceinline__ void load_initial(const Work& w, int offset, float (&S)[P::kTilesM][kTilesN][4]) {
+  if (!P::kOutput && w.transition)
     for_each_pair(S, [&](float& x, float& y, int at) {
       const int row = (offset + at) / kDim, column = (offset + at) % kDim;
       x = row == column ? 1.0f : 0.0f;
@@ -243,26 +231,59 @@ __device__ __forceinline__ void consume(const FwdParams& p, const Work& w, Smem<
     load_state_as<__nv_bfloat16>(w.initial.data, offset, S);
   else
     load_state_as<float>(w.initial.data, offset, S);
+}
 
-  RingPosition<P> pos;
-  for (int left = w.length; left > 0; left -= kChunk) {
-    mbarrier_wait(smem_addr(&smem.full[pos.slot]), pos.parity);
-    consume_chunk(slot_of(smem, pos.slot), S, at, dst, row_bytes, left, lane);
-    mbarrier_arrive(smem_addr(&smem.empty[pos.slot]));
-    if constexpr (P::kSplit > 1) {  // tell the block that prepared it
-      const int owner = pos.slot % P::kSplit;
-      if (owner != w.rank && lane == 0) mbarrier_arrive_remote(smem_addr(&smem.empty[pos.slot]), owner);
-    }
-    dst += kChunk * row_bytes;
-    pos.advance(1);
-  }
-
-  const StateRef final = smem.final;
-  if (final.data == nullptr) return;
-  if (final.bf16)
-    store_state_as<__nv_bfloat16>(final.data, offset, S);
+template <int kTilesM>
+__device__ __forceinline__ void store_final(const Work& w, int offset, float (&S)[kTilesM][kTilesN][4]) {
+  if (w.final.data == nullptr) return;
+  if (w.final.bf16)
+    store_state_as<__nv_bfloat16>(w.final.data, offset, S);
   else
-    store_state_as<float>(final.data, offset, S);
+    store_state_as<float>(w.final.data, offset, S);
+}
+
+// Gives a slot back, to the block that prepared it too, and goes on to the next.
+template <typename P>
+__device__ __forceinline__ void release(Smem<P>& smem, RingPosition<P::kSlots>& pos, int rank, int lane) {
+  mbarrier_arrive(smem_addr(&smem.empty[pos.slot]));
+  if constexpr (P::kShare > 1) {
+    const int owner = pos.slot % P::kShare;
+    if (owner != rank && lane == 0) mbarrier_arrive_remote(smem_addr(&smem.empty[pos.slot]), owner);
+  }
+  pos.advance(1);
+}
+
+template <typename P>
+__device__ __forceinline__ void consume(const FwdParams& p, Smem<P>& smem, int rank, int warp, int lane) {
+  if constexpr (kMoveRegisters<P>) set_max_registers_up<kConsumerRegisters>();
+  grid_dependency_wait();
+  const int64_t row_bytes = 2 * p.out_stride.token;
+  const int first_row = state_row<P>(rank) + warp * P::kTilesM * 16;
+  const auto at = make_consumer_addr<P::kTilesM>(first_row - v_channel<P>(rank), lane);
+  RingPosition<P::kSlots> pos;
+  for (RingPosition<Smem<P>::kWorks> work;; work.advance(1)) {
+    mbarrier_wait(smem_addr(&smem.begun[work.slot]), work.parity);
+    const Work& w = smem.work[work.slot];
+    if (w.head < 0) return;
+    const int offset = (opaque(first_row) + (lane >> 2)) * kDim + 2 * (lane & 3);  // this lane's first state element
+    float S[P::kTilesM][kTilesN][4];
+    load_initial<P>(w, offset, S);
+    uint8_t* dst = global(w.out) + out_row<P::kTilesM>(lane) * row_bytes + first_row * 2 + lane % kPieces<P::kTilesM> * 16;
+    if (w.hold) {
+      for (int i = chunk_count(w.length); i > 0; --i) {
+        mbarrier_wait(smem_addr(&smem.full[pos.slot]), pos.parity);
+        release(smem, pos, rank, lane);
+      }
+    } else {
+      for (int left = w.length; left > 0; left -= kChunk) {
+        mbarrier_wait(smem_addr(&smem.full[pos.slot]), pos.parity);
+        consume_chunk(slot_of(smem, pos.slot), S, at, dst, row_bytes, left, lane);
+        release(smem, pos, rank, lane);
+        dst += kChunk * row_bytes;
+      }
+    }
+    store_final(w, offset, S);
+  }
 }
 
 }  // namespace flash_kda

@@ -26,8 +26,8 @@ template <typename P>
 __device__ __forceinline__ void store_norms(const Slot<P>& slot, ProducerScratch& scratch, float scale,
                                             const FragAddr& at, int lane) {
   float q[2][4] = {}, k[2][4];
-  if constexpr (P::kOutput) row_products(smem_addr(slot.tiles.q), at.rows_first, q);
-  row_products(smem_addr(slot.tiles.k), at.rows_first, k);
+  if constexpr (P::kOutput) row_products(smem_addr(slot.tiles.q()), at.rows_first, q);
+  row_products(smem_addr(slot.tiles.k()), at.rows_first, k);
   const int row = lane >> 2;
   if ((lane & 3) != row >> 1) return;  // the lane that holds the diagonal of rows `row` and `row + 8`
   const bool odd = row & 1;
@@ -41,7 +41,6 @@ __device__ __forceinline__ void store_norms(const Slot<P>& slot, ProducerScratch
 // the other in a loop that is not unrolled, since with three warps a scheduler the code of both halves no longer fits
 // the instruction cache close to the issue slots.
 constexpr int kHalves = 2;
-constexpr int kHalfChannels = kDim / kHalves;
 
 __device__ __forceinline__ int pair_offset(int half, int row, int lane) {
   return half * kHalfBytes + row * kRowBytes + ((((lane >> 2) ^ row) & 7) << 4) + (lane & 3) * 4;
@@ -94,15 +93,15 @@ __device__ __forceinline__ void scale_operands(const Slot<P>& slot, ProducerScra
 #pragma unroll
   for (int t = 0; t < kChunk; ++t) {
     const int off = pair_offset(half, t, lane);
-    uint32_t& q = *reinterpret_cast<uint32_t*>(slot.tiles.q + off);
-    uint32_t& k = *reinterpret_cast<uint32_t*>(slot.tiles.k + off);
+    uint32_t& q = *reinterpret_cast<uint32_t*>(slot.tiles.q() + off);
+    uint32_t& k = *reinterpret_cast<uint32_t*>(slot.tiles.k() + off);
     const float2 norm = scratch.norm[t];
     const float2 decay = make_float2(ex2(G[t].x), ex2(G[t].y));
     const float2 kn = make_float2(bf16_lo(k) * norm.y, bf16_hi(k) * norm.y);
     const float2 ki = make_float2(kn.x * ex2(-G[t].x), kn.y * ex2(-G[t].y));
     if constexpr (P::kOutput) q = pack_bf16(bf16_lo(q) * norm.x * decay.x, bf16_hi(q) * norm.x * decay.y);
     k = pack_bf16(kn.x * decay.x, kn.y * decay.y);
-    *reinterpret_cast<uint32_t*>(slot.tiles.g + off) = pack_bf16(ki.x * gam.x, ki.y * gam.y);
+    *reinterpret_cast<uint32_t*>(slot.tiles.g() + off) = pack_bf16(ki.x * gam.x, ki.y * gam.y);
     *reinterpret_cast<uint32_t*>(scratch.k_inv + off) = pack_bf16(ki.x, ki.y);
   }
 }
@@ -111,7 +110,7 @@ __device__ __forceinline__ void scale_operands(const Slot<P>& slot, ProducerScra
 template <typename P>
 __device__ __forceinline__ void intra_products(const Slot<P>& slot, const ProducerScratch& scratch, const FragAddr& at,
                                                float (&A)[2][4], float (&QK)[2][4]) {
-  const uint32_t kd = smem_addr(slot.tiles.k), qd = smem_addr(slot.tiles.q), ki = smem_addr(scratch.k_inv);
+  const uint32_t kd = smem_addr(slot.tiles.k()), qd = smem_addr(slot.tiles.q()), ki = smem_addr(scratch.k_inv);
 #pragma unroll
   for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -221,7 +220,7 @@ __device__ __forceinline__ void prepare_chunk(const Slot<P>& slot, ProducerScrat
 #pragma unroll 1
   for (int half = 0; half < kHalves; ++half) {
     float2 G[kChunk];
-    cumulative_gate(slot.tiles.g, gate, half, valid, lane, G);
+    cumulative_gate(slot.tiles.g(), gate, half, valid, lane, G);
     scale_operands(slot, scratch, G, half, lane);
   }
   __syncwarp();  // operands
@@ -237,40 +236,40 @@ __device__ __forceinline__ void share_chunk(Smem<P>& smem, int slot, int rank, i
   fence_async_proxy();
   __syncwarp();
   if (lane != 0) return;
-  for (int peer = 0; peer < P::kSplit; ++peer) {
-    if (peer == rank) continue;
+  const uint32_t tiles = smem_addr(&smem.tiles[slot]), extras = smem_addr(&smem.extras[slot]);
+#pragma unroll
+  for (int i = 1; i < P::kShare; ++i) {
+    const int peer = (rank + i) % P::kShare;
     const uint32_t bar = peer_addr(smem_addr(&smem.full[slot]), peer);
-    const uint32_t tiles = smem_addr(&smem.tiles[slot]), extras = smem_addr(&smem.extras[slot]);
-    bulk_copy_to_peer(peer_addr(tiles, peer), tiles, kSharedTileBytes, bar);
+    bulk_copy_to_peer(peer_addr(tiles, peer), tiles, Tiles<P>::kShared, bar);
     bulk_copy_to_peer(peer_addr(extras, peer), extras, sizeof(Extras), bar);
   }
 }
 
-// Producer `warp` of the block prepares chunks rank + kSplit * (warp + i * kProducers).
+// Counting the block's chunks through all its works, producer `warp` prepares rank + kShare * (warp + i * kProducers).
 template <typename P>
-__device__ __forceinline__ void produce(const FwdParams& p, const Work& w, Smem<P>& smem, int warp, int lane) {
+__device__ __forceinline__ void produce(const FwdParams& p, Smem<P>& smem, int rank, int warp, int lane) {
   if constexpr (kMoveRegisters<P>) set_max_registers_down<kProducerRegisters>();
-  const int chunks = (w.length + kChunk - 1) / kChunk;
-  const Gate gate = make_gate(p, w.head, lane);
   const FragAddr at = make_frag_addr(lane);
-  const uint16_t* beta = reinterpret_cast<const uint16_t*>(head_base(p.beta, p.beta_stride, w, w.head));
-  // The logits stay raw bits until they are used: a conversion would wait for the load.
-  auto load_beta = [&](int chunk) {
-    const int64_t token = static_cast<int64_t>(chunk) * kChunk + lane;
-    return lane < kChunk && token < w.length ? beta[token * p.beta_stride.token] : uint16_t{0};
-  };
-
-  const int first = w.rank + P::kSplit * warp;
-  RingPosition<P> pos;
-  pos.advance(first);
-  uint16_t beta_next = load_beta(first);
-  for (int chunk = first; chunk < chunks; chunk += P::kStride) {
-    const uint16_t beta_bits = beta_next;
-    beta_next = load_beta(chunk + P::kStride);
+  RingPosition<P::kSlots> pos;
+  pos.advance(rank + P::kShare * warp);
+  int head = -1;
+  Gate gate;
+  while (true) {
     mbarrier_wait(smem_addr(&smem.raw[pos.slot]), pos.parity);
-    prepare_chunk(slot_of(smem, pos.slot), smem.scratch[warp], gate, p.scale, at, beta_bits, w.length - chunk * kChunk,
-                  lane);
-    if constexpr (P::kSplit > 1) share_chunk(smem, pos.slot, w.rank, lane);
+    const ChunkRef chunk = smem.chunk[pos.slot];
+    if (chunk.work < 0) break;
+    const Work& work = smem.work[chunk.work];
+    const int valid = work.length - chunk.first;
+    // Read long before its use, and left as raw bits until then: a conversion would wait for the load.
+    const uint16_t beta_bits =
+        lane < kChunk && lane < valid ? global(work.beta)[(chunk.first + lane) * p.beta_stride.token] : uint16_t{0};
+    if (work.head != head) {
+      head = work.head;
+      gate = make_gate(p, head, lane);
+    }
+    prepare_chunk(slot_of(smem, pos.slot), smem.scratch[warp], gate, p.scale, at, beta_bits, valid, lane);
+    if constexpr (P::kShare > 1) share_chunk(smem, pos.slot, rank, lane);
     mbarrier_arrive(smem_addr(&smem.full[pos.slot]));
     pos.advance(P::kStride);
   }

@@ -2,12 +2,12 @@
 // takes 16 rows of one head's state, which no other block needs, and walks its sequence's segments.
 #pragma once
 
-#include "fwd_layout.cuh"
+#include "fwd_work.cuh"
 
 namespace flash_kda {
 
 constexpr int kScanRows = 16;
-constexpr int kScanWarps = 4;
+constexpr int kScanWarps = 8;
 constexpr int kScanThreads = kScanWarps * kWarp;
 constexpr int kScanTiles = kDim / 8 / kScanWarps;  // n-tiles of a warp
 constexpr int kScanPitch = kDim + 8;               // floats a row: 4 rows x 8 columns of a B fragment hit 32 banks
@@ -68,9 +68,11 @@ __device__ __forceinline__ void for_each_acc(float (&acc)[kScanTiles][4], int wa
 }
 
 __device__ __forceinline__ void scan_segments(const FwdParams& p) {
-  extern __shared__ __align__(128) uint8_t smem_raw[];
+  extern __shared__ __align__(kTileAlign) uint8_t smem_raw[];
   ScanSmem<kScanStages>& smem = *reinterpret_cast<ScanSmem<kScanStages>*>(smem_raw);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  launch_dependents();
+  grid_dependency_wait();
   constexpr int kParts = kDim / kScanRows;
   const int part = blockIdx.x % kParts;
   const int head = blockIdx.x / kParts % p.heads_v;
