@@ -128,20 +128,19 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
 }
 
-// Arrives on the barrier once this thread's copies so far have landed. The barrier must expect the arrival.
-__device__ __forceinline__ void cp_async_arrive(uint32_t bar) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(bar) : "memory");
+// Keeps the barrier's phase open until this thread's copies so far have landed.
+__device__ __forceinline__ void cp_async_hold(uint32_t bar) {
+  asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" : : "r"(bar) : "memory");
 }
 
 // A box of a tensor to shared memory, in the layout that the map says; zeros where it reaches outside the tensor. The
 // barrier counts its bytes.
-__device__ __forceinline__ void tensor_copy(uint32_t dst, const CUtensorMap* map, int channel, int head, int token,
-                                            int batch, uint32_t bar) {
+__device__ __forceinline__ void tensor_copy(uint32_t dst, const CUtensorMap* map, const int (&at)[5], uint32_t bar) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
-      "[%6];"
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3, %4, %5, %6}], [%7];"
       :
-      : "r"(dst), "l"(map), "r"(channel), "r"(head), "r"(token), "r"(batch), "r"(bar)
+      : "r"(dst), "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(bar)
       : "memory");
 }
 
@@ -188,8 +187,9 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t bar, int rank) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" : : "r"(peer_addr(bar, rank)) : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_expect_bytes(uint32_t bar, uint32_t bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+// Arrives, and keeps the phase open until copies of so many bytes have landed.
+__device__ __forceinline__ void mbarrier_arrive_expect(uint32_t bar, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
 // Makes this thread's ordinary shared memory writes visible to the copy engine.

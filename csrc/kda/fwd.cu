@@ -23,9 +23,8 @@ __device__ __forceinline__ void init_barriers(Smem<P>& smem, int rank) {
   if (i < Smem<P>::kWorks) mbarrier_init(smem_addr(&smem.begun[i]), 1);
   if (i >= P::kSlots) return;
   const bool own = i % P::kShare == rank;
-  constexpr int kLoads = kWarp + 1;  // the loader's copies, and its lane 0
-  mbarrier_init(smem_addr(&smem.raw[i]), kLoads);
-  mbarrier_init(smem_addr(&smem.full[i]), own ? kWarp : kLoads);
+  mbarrier_init(smem_addr(&smem.raw[i]), 1);
+  mbarrier_init(smem_addr(&smem.full[i]), own ? kWarp : 1);  // the producer, or the loader
   // Every local consumer lane, and one lane a consumer warp of the other blocks.
   mbarrier_init(smem_addr(&smem.empty[i]), P::kConsumers * (kWarp + (own ? P::kShare - 1 : 0)));
 }
@@ -117,7 +116,7 @@ static cudaError_t launch(Kernel kernel, const FwdParams& p, int64_t blocks, int
 // A pass over all tasks, on as many blocks as run at once.
 template <typename P, typename Kernel>
 static cudaError_t launch_pass(Kernel kernel, const FwdParams& p, int sms, bool dependent, cudaStream_t stream) {
-  const int64_t clusters = std::min<int64_t>(p.plan.tasks, sms / P::kShare);
+  const int64_t clusters = std::min<int64_t>(static_cast<int64_t>(p.plan.tasks) * P::kParts, sms / P::kShare);
   return launch(kernel, p, clusters * P::kShare, P::kThreads, sizeof(Smem<P>), dependent, stream);
 }
 
@@ -158,29 +157,31 @@ static PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 }
 
 // False where the copy engine cannot address the tensor so: no tokens, or a stride of 0.
-static bool make_map(const FwdParams& p, const void* data, const Strides& s, int heads, CUtensorMap& map) {
+static bool make_map(const FwdParams& p, const void* data, const Strides& s, int heads, int halves, CUtensorMap& map) {
   const auto encode = tensor_map_encoder();
   if (encode == nullptr) return false;
-  const cuuint64_t sizes[4] = {kDim, static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(p.seqlen),
+  constexpr cuuint32_t kHalf = kDim / 2;
+  const cuuint64_t sizes[5] = {kHalf, static_cast<cuuint64_t>(p.seqlen), 2, static_cast<cuuint64_t>(heads),
                                static_cast<cuuint64_t>(p.batch)};
-  const int64_t strides[3] = {s.head, s.token, s.batch};
-  cuuint64_t bytes[3];
-  for (int i = 0; i < 3; ++i) {
+  const int64_t strides[4] = {s.token, kHalf, s.head, s.batch};
+  cuuint64_t bytes[4];
+  for (int i = 0; i < 4; ++i) {
     const bool one = sizes[i + 1] == 1;  // any stride will do, and what is there may be anything
     if (!one && strides[i] <= 0) return false;
     bytes[i] = one ? 2 * kDim : 2 * strides[i];
   }
-  const cuuint32_t box[4] = {kDim / 2, 1, kChunk, 1}, step[4] = {1, 1, 1, 1};
-  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes, bytes, box, step,
+  const cuuint32_t box[5] = {kHalf, kChunk, static_cast<cuuint32_t>(halves), 1, 1}, step[5] = {1, 1, 1, 1, 1};
+  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, const_cast<void*>(data), sizes, bytes, box, step,
                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 static FwdMaps make_maps(const FwdParams& p) {
   FwdMaps maps{};
-  maps.usable = make_map(p, p.q, p.q_stride, p.heads_v / p.heads_per_group, maps.q) &&
-                make_map(p, p.k, p.k_stride, p.heads_v / p.heads_per_group, maps.k) &&
-                make_map(p, p.v, p.v_stride, p.heads_v, maps.v) && make_map(p, p.g, p.g_stride, p.heads_v, maps.g);
+  const int heads_qk = p.heads_v / p.heads_per_group;
+  maps.usable = make_map(p, p.q, p.q_stride, heads_qk, 2, maps.q) && make_map(p, p.k, p.k_stride, heads_qk, 2, maps.k) &&
+                make_map(p, p.v, p.v_stride, p.heads_v, 2, maps.v) && make_map(p, p.g, p.g_stride, p.heads_v, 2, maps.g) &&
+                make_map(p, p.v, p.v_stride, p.heads_v, 1, maps.half_v);
   return maps;
 }
 

@@ -36,9 +36,10 @@ struct FwdSize {
 
 FwdPlan plan_fwd(const FwdSize& size);
 
-// q, k, v and g for the copy engine: boxes of a chunk's tokens by 64 channels of one head, swizzled by 128 bytes.
+// q, k, v and g for the copy engine, as [B, heads, 2, T, 64]: a box is a tile of the kernels, both halves of the channels
+// of a head by a chunk's tokens. half_v: only one of them.
 struct FwdMaps {
-  CUtensorMap q, k, v, g;
+  CUtensorMap q, k, v, g, half_v;
   bool usable;  // false where a stride is none that the engine takes
 };
 

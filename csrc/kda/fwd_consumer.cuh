@@ -247,7 +247,7 @@ template <typename P>
 __device__ __forceinline__ void release(Smem<P>& smem, RingPosition<P::kSlots>& pos, int rank, int lane) {
   mbarrier_arrive(smem_addr(&smem.empty[pos.slot]));
   if constexpr (P::kShare > 1) {
-    const int owner = pos.slot % P::kShare;
+    const int owner = static_cast<unsigned>(pos.slot) % P::kShare;
     if (owner != rank && lane == 0) mbarrier_arrive_remote(smem_addr(&smem.empty[pos.slot]), owner);
   }
   pos.advance(1);
@@ -258,13 +258,14 @@ __device__ __forceinline__ void consume(const FwdParams& p, Smem<P>& smem, int r
   if constexpr (kMoveRegisters<P>) set_max_registers_up<kConsumerRegisters>();
   grid_dependency_wait();
   const int64_t row_bytes = 2 * p.out_stride.token;
-  const int first_row = state_row<P>(rank) + warp * P::kTilesM * 16;
-  const auto at = make_consumer_addr<P::kTilesM>(first_row - v_channel<P>(rank), lane);
+  const int warp_row = warp * P::kTilesM * 16;
+  const auto at = make_consumer_addr<P::kTilesM>(v_column<P>(rank) + warp_row, lane);
   RingPosition<P::kSlots> pos;
   for (RingPosition<Smem<P>::kWorks> work;; work.advance(1)) {
     mbarrier_wait(smem_addr(&smem.begun[work.slot]), work.parity);
     const Work& w = smem.work[work.slot];
     if (w.head < 0) return;
+    const int first_row = w.row + warp_row;
     const int offset = (opaque(first_row) + (lane >> 2)) * kDim + 2 * (lane & 3);  // this lane's first state element
     float S[P::kTilesM][kTilesN][4];
     load_initial<P>(w, offset, S);

@@ -13,6 +13,10 @@ constexpr int kWarp = 32;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNormEps = 1e-6f;
 
+#ifndef S4
+#define S4 4
+#define S4P 3
+#endif
 // ---- plans --------------------------------------------------------------------------------------
 // How a block works. The kShare blocks of a cluster walk the same tokens of one value head together: each prepares every
 // kShare-th chunk and copies it to the others' shared memory. With kOutput, they share the 128 rows of the state;
@@ -30,7 +34,8 @@ struct Plan {
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kStride = kShare * kProducers;  // from one chunk of a producer to its next
   static_assert(kStride <= kSlots && kSlots % kShare == 0, "a slot belongs to one block, and advance() wraps once");
-  static_assert(kRows == (kOutput ? kDim / kShare : kDim) && kTilesM * 16 * kConsumers == kRows, "rows of a block");
+  static constexpr int kParts = kOutput ? kDim / (kRows * kShare) : 1;  // clusters that share the state of a head
+  static_assert(kTilesM * 16 * kConsumers == kRows && (kOutput || kRows == kDim), "rows of a block");
 };
 // By the shared memory of a block: 227 KB, or the 99 KB of the sm_120 family.
 template <bool kSmall>
@@ -40,7 +45,7 @@ struct Plans<false> {
   static constexpr int kSmem = 227 * 1024;
   using Whole = Plan<1, 128, 4, 7, 11>;
   using Split2 = Plan<2, 64, 4, 6, 12>;
-  using Split4 = Plan<4, 32, 2, 3, 12>;
+  using Split4 = Plan<S4, 32, 2, S4P, 12>;
   using State = Plan<2, 128, 4, 7, 14, false>;
   static constexpr int kScanStages = 6;
 };
@@ -49,7 +54,7 @@ struct Plans<true> {
   static constexpr int kSmem = 99 * 1024;
   using Whole = Plan<1, 128, 4, 3, 4>;
   using Split2 = Plan<2, 64, 4, 2, 4>;
-  using Split4 = Plan<4, 32, 2, 1, 4>;
+  using Split4 = Plan<S4, 32, 2, 1, 4>;
   using State = Plan<2, 128, 4, 2, 4, false>;
   static constexpr int kScanStages = 2;
 };
@@ -68,16 +73,10 @@ static_assert(Plans<false>::Whole::kWarps == 12 && Plans<false>::State::kWarps =
                   4 * kConsumerRegisters + 8 * kProducerRegisters <= 12 * 168,
               "register file");
 
-// First state row of a block.
+// Of the 64 or 128 channels of v that a block loads, the first that is one of its state rows.
 template <typename P>
-__device__ __forceinline__ int state_row(int rank) {
-  return P::kOutput ? rank * P::kRows : 0;
-}
-
-// First of the 64 or 128 channels of v that a block loads.
-template <typename P>
-__device__ __forceinline__ int v_channel(int rank) {
-  return state_row<P>(rank) / kHalfChannels * kHalfChannels;
+__device__ __forceinline__ int v_column(int rank) {
+  return P::kRows < kHalfChannels ? rank * P::kRows % kHalfChannels : 0;
 }
 
 // ---- shared memory ------------------------------------------------------------------------------
@@ -132,6 +131,7 @@ struct Work {
   uint8_t* out;          // of the first token
   StateRef initial, final;
   int head;         // value head; negative: there is no more work
+  int row;          // first state row of the block
   int length;       // tokens
   bool transition;  // start from the identity and take v as zero: the end state is the segment's transition matrix
   bool hold;        // the end state is the initial one: no tokens, or none that matter

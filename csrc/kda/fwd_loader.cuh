@@ -27,15 +27,6 @@ __device__ __forceinline__ void load_rows(const uint8_t* tile, const Source& src
   }
 }
 
-template <int kHalves>
-__device__ __forceinline__ void load_box(const uint8_t* tile, const CUtensorMap& map, int channel, int head,
-                                         const Task& t, int first, uint32_t bar) {
-#pragma unroll
-  for (int half = 0; half < kHalves; ++half)
-    tensor_copy(smem_addr(tile) + half * kHalfBytes, &map, channel + half * kHalfChannels, head,
-                static_cast<int>(t.first_token) + first, static_cast<int>(t.batch), bar);
-}
-
 template <typename P>
 constexpr int kHalvesV = P::kRows > kHalfChannels ? 2 : 1;
 template <typename P>
@@ -43,62 +34,8 @@ __device__ __forceinline__ bool loads_v(int rank) {
   return P::kOutput || rank == 0;  // the other block of the state pass takes v as zero
 }
 
-// A chunk by the copy engine; by one lane. `own`: this block prepares the chunk.
-template <typename P>
-__device__ __forceinline__ void load_boxes(const FwdParams& p, Tiles<P>& tiles, const Task& t, int first, bool own,
-                                           int rank, uint32_t bar) {
-  const int head = t.work.head, head_qk = head / p.heads_per_group;
-  mbarrier_expect_bytes(bar, (own ? Tiles<P>::kShared : 0) + (loads_v<P>(rank) ? kHalvesV<P> * kHalfBytes : 0));
-  fence_async_proxy();  // the engine writes after what other warps read and wrote here
-  if (own) {
-    load_box<2>(tiles.k(), p.maps.k, 0, head_qk, t, first, bar);
-    load_box<2>(tiles.g(), p.maps.g, 0, head, t, first, bar);
-    if constexpr (P::kOutput) load_box<2>(tiles.q(), p.maps.q, 0, head_qk, t, first, bar);
-  }
-  if (loads_v<P>(rank)) load_box<kHalvesV<P>>(tiles.v(), p.maps.v, v_channel<P>(rank), head, t, first, bar);
-}
-
-// A chunk by the warp, row by row: where a box would bring in tokens of the next sequence.
-template <typename P>
-__device__ __forceinline__ void load_tail(const FwdParams& p, Tiles<P>& tiles, const Task& t, int first, bool own,
-                                          int rank, int lane) {
-  const int head = t.work.head, head_qk = head / p.heads_per_group, valid = t.work.length - first;
-  if (own) {
-    load_rows<2>(tiles.k(), source(p.k, p.k_stride, t, head_qk), first, valid, lane);
-    load_rows<2>(tiles.g(), source(p.g, p.g_stride, t, head), first, valid, lane);
-    if constexpr (P::kOutput) load_rows<2>(tiles.q(), source(p.q, p.q_stride, t, head_qk), first, valid, lane);
-  }
-  if (!loads_v<P>(rank)) return;
-  Source v = source(p.v, p.v_stride, t, head);
-  v.data += 2 * v_channel<P>(rank);
-  load_rows<kHalvesV<P>>(tiles.v(), v, first, valid, lane);
-}
-
-template <typename P>
-__device__ __forceinline__ void load_chunk(const FwdParams& p, Smem<P>& smem, int slot, const Task& t, int first,
-                                           bool own, int rank, int lane, uint32_t bar) {
-  // A peer prepares the other chunks; its copies complete `full` together with v.
-  if (!own && lane == 0) mbarrier_expect_bytes(bar, Tiles<P>::kShared + sizeof(Extras));
-  const bool boxes = p.maps.usable && (p.cu_seqlens == nullptr || t.work.length - first >= kChunk);
-  if (!boxes)
-    load_tail(p, smem.tiles[slot], t, first, own, rank, lane);
-  else if (lane == 0)
-    load_boxes(p, smem.tiles[slot], t, first, own, rank, bar);
-  __syncwarp();
-}
-
-// Passes a slot on, to a producer, or where a peer prepares the chunk, to the consumers, once its loads are complete.
-// The second arrival of lane 0 is for what it wrote.
-template <typename P>
-__device__ __forceinline__ void publish(Smem<P>& smem, int slot, ChunkRef chunk, uint32_t bar, int lane) {
-  cp_async_arrive(bar);
-  if (lane == 0) {
-    smem.chunk[slot] = chunk;
-    mbarrier_arrive(bar);
-  }
-  __syncwarp();
-}
-
+// Copies of a chunk's inputs into slots. A slot's barrier opens for a producer, or where a peer prepares the chunk, for
+// the consumers.
 template <typename P>
 struct Loader {
   const FwdParams& p;
@@ -107,45 +44,102 @@ struct Loader {
   RingPosition<P::kSlots> pos;
   RingPosition<Smem<P>::kWorks> work;
 
-  __device__ __forceinline__ bool own() const { return pos.slot % P::kShare == rank; }
+  __device__ __forceinline__ bool own() const { return static_cast<unsigned>(pos.slot) % P::kShare == static_cast<unsigned>(rank); }
   __device__ __forceinline__ uint32_t bar() const {
     return smem_addr(own() ? &smem.raw[pos.slot] : &smem.full[pos.slot]);
   }
   __device__ __forceinline__ void wait_empty() const {
     mbarrier_wait(smem_addr(&smem.empty[pos.slot]), pos.parity ^ 1);
   }
+  // What a peer copies into the slot.
+  __device__ __forceinline__ int shared_bytes() const {
+    return own() ? 0 : Tiles<P>::kShared + static_cast<int>(sizeof(Extras));
+  }
 
-  // Tells the consumers of a work, ahead of its chunks: its initial state takes as long to load as they do.
+  // Tells the consumers of a work, ahead of its chunks: its initial state takes as long to load as they do. By lane 0.
   __device__ __forceinline__ void begin(const Work& w) {
-    if (lane == 0) {
-      smem.work[work.slot] = w;
-      mbarrier_arrive(smem_addr(&smem.begun[work.slot]));
+    wait_empty();  // then the place is free too
+    smem.work[work.slot] = w;
+    mbarrier_arrive(smem_addr(&smem.begun[work.slot]));
+  }
+
+  // A chunk by the copy engine. By lane 0.
+  __device__ __forceinline__ void load_boxes(const Task& t, int head_qk, int first) {
+    Tiles<P>& tiles = smem.tiles[pos.slot];
+    const uint32_t to = bar();
+    const int token = static_cast<int>(t.first_token) + first, batch = static_cast<int>(t.batch);
+    wait_empty();
+    smem.chunk[pos.slot] = {work.slot, first};
+#ifndef NOFENCE
+    fence_async_proxy();  // the engine writes after what other warps read and wrote here
+#endif
+    constexpr int kBytesV = kHalvesV<P> * kHalfBytes;
+    mbarrier_arrive_expect(to, (own() ? Tiles<P>::kShared : shared_bytes()) + (loads_v<P>(rank) ? kBytesV : 0));
+    if (own()) {
+      tensor_copy(smem_addr(tiles.k()), &p.maps.k, {0, token, 0, head_qk, batch}, to);
+      tensor_copy(smem_addr(tiles.g()), &p.maps.g, {0, token, 0, t.work.head, batch}, to);
+      if constexpr (P::kOutput) tensor_copy(smem_addr(tiles.q()), &p.maps.q, {0, token, 0, head_qk, batch}, to);
     }
+    if (loads_v<P>(rank)) {
+      const int half = t.work.row / kHalfChannels;
+      tensor_copy(smem_addr(tiles.v()), kHalvesV<P> == 2 ? &p.maps.v : &p.maps.half_v,
+                  {0, token, half, t.work.head, batch}, to);
+    }
+    pos.advance(1);
+  }
+
+  // A chunk by the warp, row by row: where a box would bring in tokens of the next sequence.
+  __device__ __forceinline__ void load_tail(const Task& t, int head_qk, int first) {
+    Tiles<P>& tiles = smem.tiles[pos.slot];
+    const int valid = t.work.length - first;
+    wait_empty();
+    if (own()) {
+      load_rows<2>(tiles.k(), source(p.k, p.k_stride, t, head_qk), first, valid, lane);
+      load_rows<2>(tiles.g(), source(p.g, p.g_stride, t, t.work.head), first, valid, lane);
+      if constexpr (P::kOutput) load_rows<2>(tiles.q(), source(p.q, p.q_stride, t, head_qk), first, valid, lane);
+    }
+    if (loads_v<P>(rank)) {
+      Source v = source(p.v, p.v_stride, t, t.work.head);
+      v.data += 2 * (t.work.row / kHalfChannels * kHalfChannels);
+      load_rows<kHalvesV<P>>(tiles.v(), v, first, valid, lane);
+    }
+    cp_async_hold(bar());
     __syncwarp();
+    if (lane == 0) {
+      smem.chunk[pos.slot] = {work.slot, first};
+      mbarrier_arrive_expect(bar(), shared_bytes());
+    }
+    pos.advance(1);
   }
 
   __device__ __forceinline__ void run(const Task& t) {
+    const int head_qk = t.work.head / p.heads_per_group;
     const int chunks = chunk_count(t.work.length);
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      wait_empty();
-      if (chunk == 0) begin(t.work);
-      load_chunk(p, smem, pos.slot, t, chunk * kChunk, own(), rank, lane, bar());
-      publish(smem, pos.slot, {work.slot, chunk * kChunk}, bar(), lane);
-      pos.advance(1);
+    const int boxes = !p.maps.usable ? 0 : p.cu_seqlens == nullptr ? chunks : t.work.length / kChunk;
+    if (lane == 0) {
+      begin(t.work);
+#pragma unroll 1
+      for (int chunk = 0; chunk < boxes; ++chunk) load_boxes(t, head_qk, chunk * kChunk);
     }
+    __syncwarp();
+    pos.slot = __shfl_sync(0xffffffffu, pos.slot, 0);
+    pos.parity = __shfl_sync(0xffffffffu, pos.parity, 0);
+#pragma unroll 1
+    for (int chunk = boxes; chunk < chunks; ++chunk) load_tail(t, head_qk, chunk * kChunk);
     work.advance(1);
   }
 
-  // One stop for each producer, and one for the consumers.
+  // One stop for each producer, and one for the consumers. By lane 0.
   __device__ __forceinline__ void stop() {
+    Work none{};
+    none.head = -1;
+    begin(none);
     for (int i = 0; i < P::kStride; ++i) {
       wait_empty();
-      if (i == 0) {
-        Work none{};
-        none.head = -1;
-        begin(none);
+      if (own()) {
+        smem.chunk[pos.slot] = {-1, 0};
+        mbarrier_arrive(bar());
       }
-      if (own()) publish(smem, pos.slot, {-1, 0}, bar(), lane);
       pos.advance(1);
     }
   }
@@ -157,13 +151,14 @@ __device__ __forceinline__ void load(const FwdParams& p, Smem<P>& smem, int rank
   if (p.order != nullptr) grid_dependency_wait();
   Loader<P> loader{p, smem, rank, lane, {}, {}};
   TaskQueue<P> queue;
-  while (queue.task < p.plan.tasks) {
+  while (queue.task < p.plan.tasks * P::kParts) {
     queue.draw(p, lane);
     const Task t = make_task<P>(p, queue.task, rank);
     if (t.exists) loader.run(t);
     queue.advance(p);
   }
-  loader.stop();
+  if (lane == 0) loader.stop();
+  __syncwarp();
 }
 
 }  // namespace flash_kda

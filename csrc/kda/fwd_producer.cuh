@@ -84,6 +84,11 @@ __device__ __forceinline__ void cumulative_gate(const uint8_t* g_tile, const Gat
   }
 }
 
+#ifndef KB
+#define KB 8
+#endif
+constexpr int kBatch = KB;  // tokens
+
 // Raw q, k, g of one half -> Qd, Kd, Kt in place, k^ exp(-G) to scratch, chunk decay to the slot.
 template <typename P>
 __device__ __forceinline__ void scale_operands(const Slot<P>& slot, ProducerScratch& scratch, const float2 (&G)[kChunk],
@@ -91,18 +96,33 @@ __device__ __forceinline__ void scale_operands(const Slot<P>& slot, ProducerScra
   const float2 gam = make_float2(ex2(G[kChunk - 1].x), ex2(G[kChunk - 1].y));
   *reinterpret_cast<float2*>(slot.extras.gam + gam_index(half * kHalfChannels + 2 * lane)) = gam;
 #pragma unroll
-  for (int t = 0; t < kChunk; ++t) {
-    const int off = pair_offset(half, t, lane);
-    uint32_t& q = *reinterpret_cast<uint32_t*>(slot.tiles.q() + off);
-    uint32_t& k = *reinterpret_cast<uint32_t*>(slot.tiles.k() + off);
-    const float2 norm = scratch.norm[t];
-    const float2 decay = make_float2(ex2(G[t].x), ex2(G[t].y));
-    const float2 kn = make_float2(bf16_lo(k) * norm.y, bf16_hi(k) * norm.y);
-    const float2 ki = make_float2(kn.x * ex2(-G[t].x), kn.y * ex2(-G[t].y));
-    if constexpr (P::kOutput) q = pack_bf16(bf16_lo(q) * norm.x * decay.x, bf16_hi(q) * norm.x * decay.y);
-    k = pack_bf16(kn.x * decay.x, kn.y * decay.y);
-    *reinterpret_cast<uint32_t*>(slot.tiles.g() + off) = pack_bf16(ki.x * gam.x, ki.y * gam.y);
-    *reinterpret_cast<uint32_t*>(scratch.k_inv + off) = pack_bf16(ki.x, ki.y);
+  for (int first = 0; first < kChunk; first += kBatch) {
+    // All reads before the writes: to the compiler, a write may change what the next token reads.
+    uint32_t q[kBatch], k[kBatch];
+    float2 norm[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int off = pair_offset(half, first + i, lane);
+      if constexpr (P::kOutput) q[i] = *reinterpret_cast<const uint32_t*>(slot.tiles.q() + off);
+      k[i] = *reinterpret_cast<const uint32_t*>(slot.tiles.k() + off);
+      norm[i] = scratch.norm[first + i];
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float2 g = G[first + i];
+      const int off = pair_offset(half, first + i, lane);
+      const float2 decay = make_float2(ex2(g.x), ex2(g.y));
+      const float2 kn = make_float2(bf16_lo(k[i]) * norm[i].y, bf16_hi(k[i]) * norm[i].y);
+      const float2 ki = make_float2(kn.x * ex2(-g.x), kn.y * ex2(-g.y));
+      auto store = [off](uint8_t* tile, float lo, float hi) {
+        *reinterpret_cast<uint32_t*>(tile + off) = pack_bf16(lo, hi);
+      };
+      if constexpr (P::kOutput)
+        store(slot.tiles.q(), bf16_lo(q[i]) * norm[i].x * decay.x, bf16_hi(q[i]) * norm[i].x * decay.y);
+      store(slot.tiles.k(), kn.x * decay.x, kn.y * decay.y);
+      store(slot.tiles.g(), ki.x * gam.x, ki.y * gam.y);
+      store(scratch.k_inv, ki.x, ki.y);
+    }
   }
 }
 
@@ -211,10 +231,26 @@ __device__ __forceinline__ void finish_chunk(const Slot<P>& slot, const float (&
   slot.extras.frag_b[lane] = make_uint2(pack_bf16(QK[0][2], QK[0][3]), pack_bf16(p1[0], p1[1]));
 }
 
+// Copies a part of a prepared chunk to the same place in the other blocks of the cluster, counted by their `full`
+// barriers.
 template <typename P>
-__device__ __forceinline__ void prepare_chunk(const Slot<P>& slot, ProducerScratch& scratch, const Gate& gate,
-                                              float scale, const FragAddr& at, uint16_t beta_bits, int valid,
+__device__ __forceinline__ void share(const void* data, int bytes, const uint64_t& full, int rank, int lane) {
+  if constexpr (P::kShare == 1) return;
+  fence_async_proxy();
+  __syncwarp();
+  if (lane != 0) return;
+#pragma unroll
+  for (int i = 1; i < P::kShare; ++i) {
+    const int peer = (rank + i) % P::kShare;
+    bulk_copy_to_peer(peer_addr(smem_addr(data), peer), smem_addr(data), bytes, peer_addr(smem_addr(&full), peer));
+  }
+}
+
+template <typename P>
+__device__ __forceinline__ void prepare_chunk(Smem<P>& smem, int slot_index, ProducerScratch& scratch, const Gate& gate,
+                                              float scale, const FragAddr& at, uint16_t beta_bits, int valid, int rank,
                                               int lane) {
+  const Slot<P> slot = slot_of(smem, slot_index);
   store_norms(slot, scratch, scale, at, lane);
   __syncwarp();  // norms; also the last reads of raw q and k by other lanes
 #pragma unroll 1
@@ -224,26 +260,12 @@ __device__ __forceinline__ void prepare_chunk(const Slot<P>& slot, ProducerScrat
     scale_operands(slot, scratch, G, half, lane);
   }
   __syncwarp();  // operands
+  share<P>(slot.tiles.bytes, Tiles<P>::kShared, smem.full[slot_index], rank, lane);
   float A[2][4], QK[2][4];
   intra_products(slot, scratch, at, A, QK);
   const float logit = bf16_lo(beta_bits);
   finish_chunk(slot, A, QK, lane < valid ? sigmoid_neg_log2(-kLog2e * logit) : 0.0f, lane);
-}
-
-// Copies a prepared chunk to the same slot of the other blocks of the cluster, counted by their `full` barriers.
-template <typename P>
-__device__ __forceinline__ void share_chunk(Smem<P>& smem, int slot, int rank, int lane) {
-  fence_async_proxy();
-  __syncwarp();
-  if (lane != 0) return;
-  const uint32_t tiles = smem_addr(&smem.tiles[slot]), extras = smem_addr(&smem.extras[slot]);
-#pragma unroll
-  for (int i = 1; i < P::kShare; ++i) {
-    const int peer = (rank + i) % P::kShare;
-    const uint32_t bar = peer_addr(smem_addr(&smem.full[slot]), peer);
-    bulk_copy_to_peer(peer_addr(tiles, peer), tiles, Tiles<P>::kShared, bar);
-    bulk_copy_to_peer(peer_addr(extras, peer), extras, sizeof(Extras), bar);
-  }
+  share<P>(&slot.extras, sizeof(Extras), smem.full[slot_index], rank, lane);
 }
 
 // Counting the block's chunks through all its works, producer `warp` prepares rank + kShare * (warp + i * kProducers).
@@ -268,8 +290,7 @@ __device__ __forceinline__ void produce(const FwdParams& p, Smem<P>& smem, int r
       head = work.head;
       gate = make_gate(p, head, lane);
     }
-    prepare_chunk(slot_of(smem, pos.slot), smem.scratch[warp], gate, p.scale, at, beta_bits, valid, lane);
-    if constexpr (P::kShare > 1) share_chunk(smem, pos.slot, rank, lane);
+    prepare_chunk(smem, pos.slot, smem.scratch[warp], gate, p.scale, at, beta_bits, valid, rank, lane);
     mbarrier_arrive(smem_addr(&smem.full[pos.slot]));
     pos.advance(P::kStride);
   }

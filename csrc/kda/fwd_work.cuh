@@ -121,6 +121,8 @@ __device__ __forceinline__ int64_t token_offset(const Strides& s, const Task& t,
 template <typename P>
 __device__ __forceinline__ Task make_task(const FwdParams& p, unsigned index, int rank) {
   Task t{};
+  t.work.row = P::kOutput ? (static_cast<int>(index % P::kParts) * P::kShare + rank) * P::kRows : 0;
+  index /= P::kParts;
   t.work.head = static_cast<int>(index % p.heads_v);
   const unsigned item = index / p.heads_v;  // 32 bits: a 64-bit division is a function call
   Segment s{};
