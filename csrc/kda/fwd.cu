@@ -68,15 +68,15 @@ extern "C" __global__ void __launch_bounds__(ArchPlans::Whole::kThreads, 1)
 }
 
 // Two blocks, a cluster, a (sequence, value head).
-extern "C" __global__ void __cluster_dims__(ArchPlans::Split2::kShare, 1, 1)
-    __launch_bounds__(ArchPlans::Split2::kThreads, 1) kda_fwd_split2_kernel(const __grid_constant__ FwdParams p) {
-  run<ArchPlans::Split2>(p);
+extern "C" __global__ void __cluster_dims__(ArchPlans::Half::kShare, 1, 1)
+    __launch_bounds__(ArchPlans::Half::kThreads, 1) kda_fwd_half_kernel(const __grid_constant__ FwdParams p) {
+  run<ArchPlans::Half>(p);
 }
 
 // Four.
-extern "C" __global__ void __cluster_dims__(ArchPlans::Split4::kShare, 1, 1)
-    __launch_bounds__(ArchPlans::Split4::kThreads, 1) kda_fwd_split4_kernel(const __grid_constant__ FwdParams p) {
-  run<ArchPlans::Split4>(p);
+extern "C" __global__ void __cluster_dims__(ArchPlans::Quarter::kShare, 1, 1)
+    __launch_bounds__(ArchPlans::Quarter::kThreads, 1) kda_fwd_quarter_kernel(const __grid_constant__ FwdParams p) {
+  run<ArchPlans::Quarter>(p);
 }
 
 // End states only: the segments' transitions and offsets.
@@ -135,9 +135,9 @@ static cudaError_t launch_all(const FwdParams& p, int sms, cudaStream_t stream) 
   const bool dependent = segments || p.plan.ordered;
   switch (p.plan.split) {
     case 4:
-      return launch_pass<typename A::Split4>(kda_fwd_split4_kernel, p, sms, dependent, stream);
+      return launch_pass<typename A::Quarter>(kda_fwd_quarter_kernel, p, sms, dependent, stream);
     case 2:
-      return launch_pass<typename A::Split2>(kda_fwd_split2_kernel, p, sms, dependent, stream);
+      return launch_pass<typename A::Half>(kda_fwd_half_kernel, p, sms, dependent, stream);
     default:
       return launch_pass<typename A::Whole>(kda_fwd_kernel, p, sms, dependent, stream);
   }

@@ -13,10 +13,6 @@ constexpr int kWarp = 32;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNormEps = 1e-6f;
 
-#ifndef S4
-#define S4 4
-#define S4P 3
-#endif
 // ---- plans --------------------------------------------------------------------------------------
 // How a block works. The kShare blocks of a cluster walk the same tokens of one value head together: each prepares every
 // kShare-th chunk and copies it to the others' shared memory. With kOutput, they share the 128 rows of the state;
@@ -44,8 +40,8 @@ template <>
 struct Plans<false> {
   static constexpr int kSmem = 227 * 1024;
   using Whole = Plan<1, 128, 4, 7, 11>;
-  using Split2 = Plan<2, 64, 4, 6, 12>;
-  using Split4 = Plan<S4, 32, 2, S4P, 12>;
+  using Half = Plan<2, 64, 4, 6, 12>;
+  using Quarter = Plan<2, 32, 2, 6, 12>;
   using State = Plan<2, 128, 4, 7, 14, false>;
   static constexpr int kScanStages = 6;
 };
@@ -53,8 +49,8 @@ template <>
 struct Plans<true> {
   static constexpr int kSmem = 99 * 1024;
   using Whole = Plan<1, 128, 4, 3, 4>;
-  using Split2 = Plan<2, 64, 4, 2, 4>;
-  using Split4 = Plan<S4, 32, 2, 1, 4>;
+  using Half = Plan<2, 64, 4, 2, 4>;
+  using Quarter = Plan<2, 32, 2, 2, 4>;
   using State = Plan<2, 128, 4, 2, 4, false>;
   static constexpr int kScanStages = 2;
 };
@@ -159,7 +155,7 @@ struct Smem {
 template <typename A>
 constexpr bool fits() {
   return sizeof(Smem<typename A::Whole>) <= A::kSmem && sizeof(Smem<typename A::State>) <= A::kSmem &&
-         sizeof(Smem<typename A::Split2>) <= A::kSmem && sizeof(Smem<typename A::Split4>) <= A::kSmem;
+         sizeof(Smem<typename A::Half>) <= A::kSmem && sizeof(Smem<typename A::Quarter>) <= A::kSmem;
 }
 static_assert(fits<Plans<false>>() && fits<Plans<true>>(), "more shared memory than a block has");
 

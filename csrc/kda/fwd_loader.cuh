@@ -70,9 +70,7 @@ struct Loader {
     const int token = static_cast<int>(t.first_token) + first, batch = static_cast<int>(t.batch);
     wait_empty();
     smem.chunk[pos.slot] = {work.slot, first};
-#ifndef NOFENCE
     fence_async_proxy();  // the engine writes after what other warps read and wrote here
-#endif
     constexpr int kBytesV = kHalvesV<P> * kHalfBytes;
     mbarrier_arrive_expect(to, (own() ? Tiles<P>::kShared : shared_bytes()) + (loads_v<P>(rank) ? kBytesV : 0));
     if (own()) {

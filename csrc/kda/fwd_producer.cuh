@@ -84,10 +84,10 @@ __device__ __forceinline__ void cumulative_gate(const uint8_t* g_tile, const Gat
   }
 }
 
-#ifndef KB
-#define KB 8
-#endif
-constexpr int kBatch = KB;  // tokens
+// Tokens that are read before any of them is written: to the compiler a write may change what the next token reads, and
+// each read then waits for the write in front of it. Worth its registers where the time of one chunk counts.
+template <typename P>
+constexpr int kBatch = P::kRows < kDim ? 4 : 1;
 
 // Raw q, k, g of one half -> Qd, Kd, Kt in place, k^ exp(-G) to scratch, chunk decay to the slot.
 template <typename P>
@@ -96,19 +96,18 @@ __device__ __forceinline__ void scale_operands(const Slot<P>& slot, ProducerScra
   const float2 gam = make_float2(ex2(G[kChunk - 1].x), ex2(G[kChunk - 1].y));
   *reinterpret_cast<float2*>(slot.extras.gam + gam_index(half * kHalfChannels + 2 * lane)) = gam;
 #pragma unroll
-  for (int first = 0; first < kChunk; first += kBatch) {
-    // All reads before the writes: to the compiler, a write may change what the next token reads.
-    uint32_t q[kBatch], k[kBatch];
-    float2 norm[kBatch];
+  for (int first = 0; first < kChunk; first += kBatch<P>) {
+    uint32_t q[kBatch<P>], k[kBatch<P>];
+    float2 norm[kBatch<P>];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < kBatch<P>; ++i) {
       const int off = pair_offset(half, first + i, lane);
       if constexpr (P::kOutput) q[i] = *reinterpret_cast<const uint32_t*>(slot.tiles.q() + off);
       k[i] = *reinterpret_cast<const uint32_t*>(slot.tiles.k() + off);
       norm[i] = scratch.norm[first + i];
     }
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < kBatch<P>; ++i) {
       const float2 g = G[first + i];
       const int off = pair_offset(half, first + i, lane);
       const float2 decay = make_float2(ex2(g.x), ex2(g.y));
