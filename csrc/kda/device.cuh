@@ -120,17 +120,16 @@ __device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src, bool 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
 }
 
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
-
-// Waits until at most kPending committed groups are unfinished.
-template <int kPending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
-}
-
 // Keeps the barrier's phase open until this thread's copies so far have landed.
 __device__ __forceinline__ void cp_async_hold(uint32_t bar) {
   asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" : : "r"(bar) : "memory");
+}
+
+__device__ __forceinline__ void bulk_copy(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :
+               : "r"(dst), "l"(src), "r"(bytes), "r"(bar)
+               : "memory");
 }
 
 // A box of a tensor to shared memory, in the layout that the map says; zeros where it reaches outside the tensor. The

@@ -199,19 +199,13 @@ cudaError_t launch_fwd(FwdParams& p, int sms, cudaStream_t stream) {
 // of pass; of one step of the scan; of a pass besides its chunks; of cutting at all (two more launches). Only their
 // ratios matter.
 struct Costs {
-  double whole = 1.05, split2 = 0.70, split4 = 0.5, state = 0.7, scan_step = 2.0, pass = 8.0, cut = 8.0;
+  double whole = 1.0, half = 0.65, quarter = 0.56, state = 0.62, scan_step = 1.5, pass = 8.0, cut = 10.0;
 };
 
 static double waves(int64_t tasks, int64_t at_once) { return static_cast<double>((tasks + at_once - 1) / at_once); }
 
-// A split pays while its parts fit at once. Clusters of four do not fill a GPC of 18 multiprocessors.
-static int best_split(int64_t tasks, int sms) {
-#ifdef FORCE_SPLIT
-  return FORCE_SPLIT;
-#endif
-  if (4 * (tasks + 1) <= sms) return 4;
-  return 2 * tasks <= sms ? 2 : 1;
-}
+// A split pays while its parts fit at once.
+static int best_split(int64_t tasks, int sms) { return 4 * tasks <= sms ? 4 : 2 * tasks <= sms ? 2 : 1; }
 
 FwdPlan plan_fwd(const FwdSize& size) {
   const Costs c;
@@ -222,19 +216,22 @@ FwdPlan plan_fwd(const FwdSize& size) {
   best.split = best_split(items, sms);
   best.ordered = size.packed && items > sms;
   if (items == 0) return best;
-  const int64_t all_chunks = size.total_tokens / kChunk + size.num_sequences;  // at most
-  const int64_t chunks = all_chunks / size.num_sequences;
+  const int64_t sequences = size.num_sequences;
+  // With cu_seqlens, all chunks and segments are at most so many.
+  const int64_t chunks = (size.total_tokens / sequences + kChunk - 1) / kChunk;
+  const int64_t all_chunks = size.packed ? size.total_tokens / kChunk + sequences : chunks * sequences;
   auto segmented = [&](int64_t length) {
     FwdPlan plan{};
     plan.segment_chunks = static_cast<int>(length);
-    plan.max_segments = size.num_sequences + all_chunks / length + 1;
+    const int64_t each = (chunks + length - 1) / length;
+    plan.max_segments = size.packed ? sequences + all_chunks / length + 1 : sequences * each;
     plan.tasks = static_cast<unsigned>(plan.max_segments * size.heads_v);
-    plan.split = best_split(items * ((chunks + length - 1) / length), sms);
+    plan.split = best_split(items * each, sms);
     return plan;
   };
   if (size.segment_chunks > 0) return segmented(size.segment_chunks);
   if (size.segment_chunks == 0 || best.split == 1) return best;
-  auto output_cost = [&](int split) { return split == 4 ? c.split4 : split == 2 ? c.split2 : c.whole; };
+  auto output_cost = [&](int split) { return split == 4 ? c.quarter : split == 2 ? c.half : c.whole; };
   double least = chunks * output_cost(best.split) + c.pass;
   // From three on: of two segments the second could start only when the first has ended. Below 16 chunks a segment's
   // fixed costs rule; 64 segments keep the scan short.

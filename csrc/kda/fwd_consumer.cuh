@@ -233,10 +233,26 @@ __device__ __forceinline__ void load_initial(const Work& w, int offset, float (&
     load_state_as<float>(w.initial.data, offset, S);
 }
 
+// Of a transition, the columns are in the order that the scan reads.
 template <int kTilesM>
-__device__ __forceinline__ void store_final(const Work& w, int offset, float (&S)[kTilesM][kTilesN][4]) {
+__device__ __forceinline__ void store_transition(const Work& w, int offset, float (&S)[kTilesM][kTilesN][4]) {
+  float* dst = static_cast<float*>(const_cast<void*>(global(w.final.data))) + offset;
+  const int row = offset / kDim, column = offset % kDim;
+  int place[4];  // of columns 0, 8, 16, 24; rows 8 further on have the same
+#pragma unroll
+  for (int i = 0; i < 4; ++i) place[i] = transition_column(row, column + 8 * i) - column;
+  for_each_pair(S, [&](float& x, float& y, int at) {
+    const int j = at % kDim / 8;
+    store_pair(dst + at + place[j % 4] - 8 * (j % 4), x, y);
+  });
+}
+
+template <typename P>
+__device__ __forceinline__ void store_final(const Work& w, int offset, float (&S)[P::kTilesM][kTilesN][4]) {
   if (w.final.data == nullptr) return;
-  if (w.final.bf16)
+  if (!P::kOutput && w.transition)
+    store_transition(w, offset, S);
+  else if (w.final.bf16)
     store_state_as<__nv_bfloat16>(w.final.data, offset, S);
   else
     store_state_as<float>(w.final.data, offset, S);
@@ -283,7 +299,7 @@ __device__ __forceinline__ void consume(const FwdParams& p, Smem<P>& smem, int r
         dst += kChunk * row_bytes;
       }
     }
-    store_final(w, offset, S);
+    store_final<P>(w, offset, S);
   }
 }
 

@@ -188,6 +188,10 @@ struct RingPosition {
   }
 };
 
+// Where column c of row k of a transition is in memory: so that B fragments, eight columns of four pairs of rows, come from
+// all banks.
+__device__ __forceinline__ int transition_column(int k, int c) { return c ^ ((k >> 1 & 3) << 3); }
+
 // ---- fragment addresses -------------------------------------------------------------------------
 // Where this lane's row starts for ldmatrix.x4 over a tile, for the two orders of its four 8x8 matrices:
 //   rows_first: (rows 0-7, left), (8-15, left), (0-7, right), (8-15, right)    A operand; B operand by .trans

@@ -10,24 +10,19 @@ constexpr int kScanRows = 16;
 constexpr int kScanWarps = 8;
 constexpr int kScanThreads = kScanWarps * kWarp;
 constexpr int kScanTiles = kDim / 8 / kScanWarps;  // n-tiles of a warp
-constexpr int kScanPitch = kDim + 8;               // floats a row: 4 rows x 8 columns of a B fragment hit 32 banks
+constexpr int kScanPitch = kDim + 8;               // floats a row of the state: free of bank conflicts
 constexpr int kScanDepth = kDim / 2;               // rows of a transition in a stage
 constexpr int kScanStages = ArchPlans::kScanStages;
 
 template <int kStages>
 struct ScanSmem {
-  float transition[kStages][kScanDepth][kScanPitch];
+  float transition[kStages][kScanDepth][kDim];  // as it is in memory, see transition_column()
   float state[kScanRows][kScanPitch];
+  uint64_t full[kStages];
 };
 static_assert(sizeof(ScanSmem<Plans<false>::kScanStages>) <= Plans<false>::kSmem &&
                   sizeof(ScanSmem<Plans<true>::kScanStages>) <= Plans<true>::kSmem,
               "more shared memory than a block has");
-
-__device__ __forceinline__ void start_transition(float (&dst)[kScanDepth][kScanPitch], const float* src) {
-#pragma unroll 8
-  for (int i = threadIdx.x; i < kScanDepth * kDim / 4; i += kScanThreads)
-    cp_async_16(smem_addr(&dst[i / (kDim / 4)][i % (kDim / 4) * 4]), src + i * 4, true);
-}
 
 // First segment of sequence n.
 __device__ __forceinline__ int64_t first_segment(const FwdParams& p, int64_t n) {
@@ -50,9 +45,8 @@ __device__ __forceinline__ void multiply(const ScanSmem<kScanStages>& smem, int 
     const uint32_t a[4] = {to_tf32(top.x), to_tf32(bottom.x), to_tf32(top.y), to_tf32(bottom.y)};
 #pragma unroll
     for (int n = 0; n < kScanTiles; ++n) {
-      const int column = (warp * kScanTiles + n) * 8 + row;
-      mma_tf32(acc[n], a, to_tf32(smem.transition[stage][kb * 8 + 2 * pair][column]),
-               to_tf32(smem.transition[stage][kb * 8 + 2 * pair + 1][column]));
+      const int k = kb * 8 + 2 * pair, column = transition_column(k, (warp * kScanTiles + n) * 8 + row);
+      mma_tf32(acc[n], a, to_tf32(smem.transition[stage][k][column]), to_tf32(smem.transition[stage][k + 1][column]));
     }
   }
 }
@@ -87,36 +81,52 @@ __device__ __forceinline__ void scan_segments(const FwdParams& p) {
   };
   auto transition_at = [&](int j) { return p.transitions + ((first + j) * p.heads_v + head) * kDim * kDim; };
 
-  // Half transitions stream through the stages, kScanStages - 1 ahead of the product.
+  if (threadIdx.x == 0)
+    for (int i = 0; i < kScanStages; ++i) mbarrier_init(smem_addr(&smem.full[i]), 1);
+  for (int i = threadIdx.x; i < kScanRows * kDim; i += kScanThreads) smem.state[i / kDim][i % kDim] = offset_at(0)[i];
+  __syncthreads();
+  // Half transitions stream through the stages.
   const int halves = 2 * (count - 2);
   auto start = [&](int i) {
-    if (i < halves)
-      start_transition(smem.transition[i % kScanStages], transition_at(1 + i / 2) + i % 2 * kScanDepth * kDim);
-    cp_async_commit();
+    if (threadIdx.x != 0 || i >= halves) return;
+    const int stage = i % kScanStages;
+    constexpr int kBytes = sizeof(smem.transition[0]);
+    fence_async_proxy();  // the copy writes after what other warps read here
+    mbarrier_arrive_expect(smem_addr(&smem.full[stage]), kBytes);
+    bulk_copy(smem_addr(smem.transition[stage]), transition_at(1 + i / 2) + i % 2 * kScanDepth * kDim, kBytes,
+              smem_addr(&smem.full[stage]));
   };
-  for (int i = 0; i < kScanStages - 1; ++i) start(i);
-  for (int i = threadIdx.x; i < kScanRows * kDim; i += kScanThreads) smem.state[i / kDim][i % kDim] = offset_at(0)[i];
-  for (int j = 1; j < count - 1; ++j) {
-    float acc[kScanTiles][4];
-    for_each_acc(acc, warp, lane, [&](float& x, float& y, int r, int column) {
+  for (int i = 0; i < kScanStages; ++i) start(i);
+  float acc[kScanTiles][4], next[kScanTiles][4];
+  auto load_offset = [&](int j, float (&into)[kScanTiles][4]) {
+    for_each_acc(into, warp, lane, [&](float& x, float& y, int r, int column) {
       const float2 pair = *reinterpret_cast<const float2*>(offset_at(j) + r * kDim + column);
       x = pair.x;
       y = pair.y;
     });
+  };
+  load_offset(1, next);
+  for (int j = 1; j < count - 1; ++j) {
+#pragma unroll
+    for (int n = 0; n < kScanTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[n][i] = next[n][i];
+    if (j + 1 < count - 1) load_offset(j + 1, next);  // a step ahead: its time is that of a step
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = 2 * (j - 1) + half;
-      start(i + kScanStages - 1);
-      cp_async_wait<kScanStages - 1>();
-      __syncthreads();  // this half and the state are in place
+      mbarrier_wait(smem_addr(&smem.full[i % kScanStages]), i / kScanStages % 2);
       multiply(smem, i % kScanStages, half, warp, lane, acc);
-      __syncthreads();  // everyone has read them
     }
+    __syncthreads();  // everyone has read the state and the stages
+    start(2 * (j - 1) + kScanStages);
+    start(2 * (j - 1) + 1 + kScanStages);
     for_each_acc(acc, warp, lane, [&](float& x, float& y, int r, int column) {
       const float2 pair = make_float2(x, y);
       *reinterpret_cast<float2*>(&smem.state[r][column]) = pair;
       *reinterpret_cast<float2*>(offset_at(j) + r * kDim + column) = pair;
     });
+    __syncthreads();  // the state is in place
   }
 }
 
