@@ -143,6 +143,14 @@ __device__ __forceinline__ void tensor_copy(uint32_t dst, const CUtensorMap* map
       : "memory");
 }
 
+// A box to the second-level cache.
+__device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, const int (&at)[5]) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];"
+               :
+               : "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4])
+               : "memory");
+}
+
 // ---- barriers in shared memory ------------------------------------------------------------------
 __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");

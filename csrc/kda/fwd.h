@@ -36,10 +36,10 @@ struct FwdSize {
 
 FwdPlan plan_fwd(const FwdSize& size);
 
-// q, k, v and g for the copy engine, as [B, heads, 2, T, 64]: a box is a tile of the kernels, both halves of the channels
-// of a head by a chunk's tokens. half_v: only one of them.
+// q, k, v and g for the copy engine. A box is a chunk's tokens of one head, as a tile of the kernels: all channels, in two
+// halves one behind the other, and of v also 64 or 32 of them.
 struct FwdMaps {
-  CUtensorMap q, k, v, g, half_v;
+  CUtensorMap q, k, g, v, half_v, quarter_v;
   bool usable;  // false where a stride is none that the engine takes
 };
 

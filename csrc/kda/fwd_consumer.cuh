@@ -24,16 +24,15 @@ __device__ __forceinline__ int out_row(int lane) {
   return lane / kPieces<kTilesM>;
 }
 
-// `column`: of the v tile, the first of the warp's.
-template <int kTilesM>
-__device__ __forceinline__ ConsumerAddr<kTilesM> make_consumer_addr(int column, int lane) {
+template <typename P>
+__device__ __forceinline__ ConsumerAddr<P::kTilesM> make_consumer_addr(int warp, int lane) {
+  constexpr int kTilesM = P::kTilesM;
   ConsumerAddr<kTilesM> at;
   at.frag = make_frag_addr(lane);
-  const int piece = column / 8;
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m)
-    at.v[m] = tile_offset((lane & 7) + 8 * (lane >> 4), piece + 2 * m + ((lane >> 3) & 1));
-  at.out = tile_offset(out_row<kTilesM>(lane), piece + lane % kPieces<kTilesM>);
+    at.v[m] = v_offset<P::kRows>((lane & 7) + 8 * (lane >> 4), (warp * kTilesM + m) * 2 + ((lane >> 3) & 1));
+  at.out = v_offset<P::kRows>(out_row<kTilesM>(lane), warp * kPieces<kTilesM> + lane % kPieces<kTilesM>);
   return at;
 }
 
@@ -275,7 +274,7 @@ __device__ __forceinline__ void consume(const FwdParams& p, Smem<P>& smem, int r
   grid_dependency_wait();
   const int64_t row_bytes = 2 * p.out_stride.token;
   const int warp_row = warp * P::kTilesM * 16;
-  const auto at = make_consumer_addr<P::kTilesM>(v_column<P>(rank) + warp_row, lane);
+  const auto at = make_consumer_addr<P>(warp, lane);
   RingPosition<P::kSlots> pos;
   for (RingPosition<Smem<P>::kWorks> work;; work.advance(1)) {
     mbarrier_wait(smem_addr(&smem.begun[work.slot]), work.parity);

@@ -41,7 +41,7 @@ struct Plans<false> {
   static constexpr int kSmem = 227 * 1024;
   using Whole = Plan<1, 128, 4, 7, 11>;
   using Half = Plan<2, 64, 4, 6, 12>;
-  using Quarter = Plan<2, 32, 2, 6, 12>;
+  using Quarter = Plan<2, 32, 2, 5, 14>;
   using State = Plan<2, 128, 4, 7, 14, false>;
   static constexpr int kScanStages = 6;
 };
@@ -69,12 +69,6 @@ static_assert(Plans<false>::Whole::kWarps == 12 && Plans<false>::State::kWarps =
                   4 * kConsumerRegisters + 8 * kProducerRegisters <= 12 * 168,
               "register file");
 
-// Of the 64 or 128 channels of v that a block loads, the first that is one of its state rows.
-template <typename P>
-__device__ __forceinline__ int v_column(int rank) {
-  return P::kRows < kHalfChannels ? rank * P::kRows % kHalfChannels : 0;
-}
-
 // ---- shared memory ------------------------------------------------------------------------------
 // A tile is [16 tokens][128 channels] bf16, as two halves of 64 channels with 128-byte rows whose 16-byte pieces are
 // XOR-swizzled by the row: free of bank conflicts for ldmatrix.
@@ -88,12 +82,19 @@ __device__ __forceinline__ int tile_offset(int row, int piece) {
   return (piece >> 3) * kHalfBytes + row * kRowBytes + (((piece ^ row) & 7) << 4);
 }
 
+// The tile of v has the columns that are the block's state rows: 128, 64, or 32 in rows of 64 bytes, swizzled likewise.
+template <int kColumns>
+__device__ __forceinline__ int v_offset(int row, int piece) {
+  if constexpr (kColumns == 32) return row * (kRowBytes / 2) + (((piece ^ row >> 1) & 3) << 4);
+  return tile_offset(row, piece);
+}
+
 // k, g and q arrive raw and become Kd, Kt and Qd in place: each lane rewrites exactly the words it read. The output
 // later overwrites v, each warp its own columns.
 template <typename P>
 struct Tiles {
   static constexpr int kShared = (P::kOutput ? 3 : 2) * kTileBytes;  // what the blocks of a cluster share: k, g, q
-  static constexpr int kV = P::kRows > kHalfChannels ? kTileBytes : kHalfBytes;  // at least the block's state rows
+  static constexpr int kV = kChunk * P::kRows * 2;
   alignas(kTileAlign) uint8_t bytes[kShared + kV];
   __device__ __forceinline__ uint8_t* k() { return bytes; }
   __device__ __forceinline__ uint8_t* g() { return bytes + kTileBytes; }

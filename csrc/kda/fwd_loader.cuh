@@ -14,21 +14,19 @@ __device__ __forceinline__ Source source(const void* base, const Strides& s, con
   return {static_cast<const uint8_t*>(base) + 2 * token_offset(s, t, head), 2 * s.token};
 }
 
-// kHalves times 64 channels of 16 rows into a swizzled tile; rows from `valid` on are zeros.
-template <int kHalves>
+// kColumns channels of 16 rows into a swizzled tile; rows from `valid` on are zeros.
+template <int kColumns>
 __device__ __forceinline__ void load_rows(const uint8_t* tile, const Source& src, int first, int valid, int lane) {
-  constexpr int kPieces = 8 * kHalves, kRowsAtOnce = kWarp / kPieces;
+  constexpr int kPieces = kColumns / 8, kRowsAtOnce = kWarp / kPieces;
   const int piece = lane % kPieces;
   const uint8_t* from = src.data + first * src.row_bytes + piece * 16;
 #pragma unroll 1
   for (int row = lane / kPieces; row < kChunk; row += kRowsAtOnce) {
     const bool ok = row < valid;
-    cp_async_16(smem_addr(tile) + tile_offset(row, piece), from + (ok ? row : 0) * src.row_bytes, ok);
+    cp_async_16(smem_addr(tile) + v_offset<kColumns>(row, piece), from + (ok ? row : 0) * src.row_bytes, ok);
   }
 }
 
-template <typename P>
-constexpr int kHalvesV = P::kRows > kHalfChannels ? 2 : 1;
 template <typename P>
 __device__ __forceinline__ bool loads_v(int rank) {
   return P::kOutput || rank == 0;  // the other block of the state pass takes v as zero
@@ -71,17 +69,24 @@ struct Loader {
     wait_empty();
     smem.chunk[pos.slot] = {work.slot, first};
     fence_async_proxy();  // the engine writes after what other warps read and wrote here
-    constexpr int kBytesV = kHalvesV<P> * kHalfBytes;
-    mbarrier_arrive_expect(to, (own() ? Tiles<P>::kShared : shared_bytes()) + (loads_v<P>(rank) ? kBytesV : 0));
+    mbarrier_arrive_expect(to, (own() ? Tiles<P>::kShared : shared_bytes()) + (loads_v<P>(rank) ? Tiles<P>::kV : 0));
     if (own()) {
+#ifdef PREF
+      if (P::kShare > 1 && first + P::kSlots * kChunk < t.work.length) {
+        const int ahead = token + P::kSlots * kChunk;
+        tensor_prefetch(&p.maps.k, {0, ahead, 0, head_qk, batch});
+        tensor_prefetch(&p.maps.g, {0, ahead, 0, t.work.head, batch});
+        if constexpr (P::kOutput) tensor_prefetch(&p.maps.q, {0, ahead, 0, head_qk, batch});
+        tensor_prefetch(&p.maps.v, {0, ahead, 0, t.work.head, batch});
+      }
+#endif
       tensor_copy(smem_addr(tiles.k()), &p.maps.k, {0, token, 0, head_qk, batch}, to);
       tensor_copy(smem_addr(tiles.g()), &p.maps.g, {0, token, 0, t.work.head, batch}, to);
       if constexpr (P::kOutput) tensor_copy(smem_addr(tiles.q()), &p.maps.q, {0, token, 0, head_qk, batch}, to);
     }
     if (loads_v<P>(rank)) {
-      const int half = t.work.row / kHalfChannels;
-      tensor_copy(smem_addr(tiles.v()), kHalvesV<P> == 2 ? &p.maps.v : &p.maps.half_v,
-                  {0, token, half, t.work.head, batch}, to);
+      const CUtensorMap& map = P::kRows == 128 ? p.maps.v : P::kRows == 64 ? p.maps.half_v : p.maps.quarter_v;
+      tensor_copy(smem_addr(tiles.v()), &map, {0, token, t.work.row / P::kRows, t.work.head, batch}, to);
     }
     pos.advance(1);
   }
@@ -92,14 +97,14 @@ struct Loader {
     const int valid = t.work.length - first;
     wait_empty();
     if (own()) {
-      load_rows<2>(tiles.k(), source(p.k, p.k_stride, t, head_qk), first, valid, lane);
-      load_rows<2>(tiles.g(), source(p.g, p.g_stride, t, t.work.head), first, valid, lane);
-      if constexpr (P::kOutput) load_rows<2>(tiles.q(), source(p.q, p.q_stride, t, head_qk), first, valid, lane);
+      load_rows<kDim>(tiles.k(), source(p.k, p.k_stride, t, head_qk), first, valid, lane);
+      load_rows<kDim>(tiles.g(), source(p.g, p.g_stride, t, t.work.head), first, valid, lane);
+      if constexpr (P::kOutput) load_rows<kDim>(tiles.q(), source(p.q, p.q_stride, t, head_qk), first, valid, lane);
     }
     if (loads_v<P>(rank)) {
       Source v = source(p.v, p.v_stride, t, t.work.head);
-      v.data += 2 * (t.work.row / kHalfChannels * kHalfChannels);
-      load_rows<kHalvesV<P>>(tiles.v(), v, first, valid, lane);
+      v.data += 2 * t.work.row;
+      load_rows<P::kRows>(tiles.v(), v, first, valid, lane);
     }
     cp_async_hold(bar());
     __syncwarp();
