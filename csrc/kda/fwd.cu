@@ -52,12 +52,15 @@ __device__ __forceinline__ void run(const FwdParams& p) {
     cluster_sync();
   else
     __syncthreads();
-  if (warp < P::kConsumers)
-    consume(p, smem, rank, warp, lane);
-  else if (warp < P::kConsumers + P::kProducers)
-    produce(p, smem, rank, warp - P::kConsumers, lane);
-  else
+  const int role = role_of<P>(warp);
+  if (role < 0) {
+  } else if (role < P::kConsumers) {
+    consume(p, smem, rank, role, lane);
+  } else if (role < P::kConsumers + P::kProducers) {
+    produce(p, smem, rank, role - P::kConsumers, lane);
+  } else if (role == P::kConsumers + P::kProducers) {
     load(p, smem, rank, lane);
+  }
   if constexpr (P::kShare > 1) cluster_sync();  // no block leaves while a peer may still write to it
 }
 

@@ -2,6 +2,8 @@
 // and what a block works on.
 #pragma once
 
+#include <algorithm>
+
 #include "device.cuh"
 #include "fwd.h"
 
@@ -26,13 +28,25 @@ struct Plan {
   static constexpr int kProducers = kProducers_;  // warps that prepare chunks
   static constexpr int kSlots = kSlots_;          // chunks in flight
   static constexpr int kTilesM = kRows / (16 * kConsumers);
-  static constexpr int kWarps = kConsumers + kProducers + 1;  // and one that loads
+  // Two consumers have two of the four schedulers to themselves but for the loader: producers are warps 2 and 3 of every
+  // four.
+  static constexpr bool kApart = kConsumers == 2;
+  static constexpr int kWarps = kApart ? std::max(2 * kProducers, 8) : kConsumers + kProducers + 1;  // one loads
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kStride = kShare * kProducers;  // from one chunk of a producer to its next
   static_assert(kStride <= kSlots && kSlots % kShare == 0, "a slot belongs to one block, and advance() wraps once");
   static constexpr int kParts = kOutput ? kDim / (kRows * kShare) : 1;  // clusters that share the state of a head
   static_assert(kTilesM * 16 * kConsumers == kRows && (kOutput || kRows == kDim), "rows of a block");
 };
+// What a warp does: consumers first, then producers, then the loader; negative for nothing.
+template <typename P>
+__device__ __forceinline__ int role_of(int warp) {
+  if (!P::kApart || warp < P::kConsumers) return warp;
+  if (warp == 4) return P::kConsumers + P::kProducers;
+  const int producer = warp / 4 * 2 + warp % 4 - 2;
+  return warp % 4 < 2 || producer >= P::kProducers ? -1 : P::kConsumers + producer;
+}
+
 // By the shared memory of a block: 227 KB, or the 99 KB of the sm_120 family.
 template <bool kSmall>
 struct Plans;
@@ -41,7 +55,7 @@ struct Plans<false> {
   static constexpr int kSmem = 227 * 1024;
   using Whole = Plan<1, 128, 4, 7, 11>;
   using Half = Plan<2, 64, 4, 6, 12>;
-  using Quarter = Plan<2, 32, 2, 5, 14>;
+  using Quarter = Plan<2, 32, 2, 6, 14>;
   using State = Plan<2, 128, 4, 7, 14, false>;
   static constexpr int kScanStages = 6;
 };
@@ -106,7 +120,10 @@ struct Tiles {
 constexpr int kGamGroup = 36;
 
 struct Extras {
-  uint4 frag_a[kWarp];  // X - I (three 8x8 blocks), P block (0,0), as mma B fragments
+  union {
+    uint4 frag_a[kWarp];   // X - I (three 8x8 blocks), P block (0,0), as mma B fragments
+    float2 norm[kChunk];  // before: 1/|q|*scale, 1/|k|
+  };
   uint2 frag_b[kWarp];  // P blocks (1,0), (1,1)
   float gam[4 * kGamGroup];
   float beta[kChunk];
@@ -114,7 +131,6 @@ struct Extras {
 
 struct ProducerScratch {
   uint8_t k_inv[kTileBytes];  // k^ exp(-G)
-  float2 norm[kChunk];        // 1/|q|*scale, 1/|k|
 };
 
 struct StateRef {

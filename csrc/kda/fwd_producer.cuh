@@ -23,8 +23,7 @@ __device__ __forceinline__ void row_products(uint32_t tile, const uint32_t (&row
 
 // Reciprocal norms of the 16 q rows and 16 k rows, on the tensor cores: products of bf16 are exact in fp32.
 template <typename P>
-__device__ __forceinline__ void store_norms(const Slot<P>& slot, ProducerScratch& scratch, float scale,
-                                            const FragAddr& at, int lane) {
+__device__ __forceinline__ void store_norms(const Slot<P>& slot, float scale, const FragAddr& at, int lane) {
   float q[2][4] = {}, k[2][4];
   if constexpr (P::kOutput) row_products(smem_addr(slot.tiles.q()), at.rows_first, q);
   row_products(smem_addr(slot.tiles.k()), at.rows_first, k);
@@ -33,8 +32,8 @@ __device__ __forceinline__ void store_norms(const Slot<P>& slot, ProducerScratch
   const bool odd = row & 1;
   const float q_top = odd ? q[0][1] : q[0][0], q_bottom = odd ? q[1][3] : q[1][2];
   const float k_top = odd ? k[0][1] : k[0][0], k_bottom = odd ? k[1][3] : k[1][2];
-  scratch.norm[row] = make_float2(rsqrtf(q_top + kNormEps) * scale, rsqrtf(k_top + kNormEps));
-  scratch.norm[row + 8] = make_float2(rsqrtf(q_bottom + kNormEps) * scale, rsqrtf(k_bottom + kNormEps));
+  slot.extras.norm[row] = make_float2(rsqrtf(q_top + kNormEps) * scale, rsqrtf(k_top + kNormEps));
+  slot.extras.norm[row + 8] = make_float2(rsqrtf(q_bottom + kNormEps) * scale, rsqrtf(k_bottom + kNormEps));
 }
 
 // A lane works on two neighbouring channels at a time, 2 lane and 2 lane + 1 of one half of the tile: one half after
@@ -104,7 +103,7 @@ __device__ __forceinline__ void scale_operands(const Slot<P>& slot, ProducerScra
       const int off = pair_offset(half, first + i, lane);
       if constexpr (P::kOutput) q[i] = *reinterpret_cast<const uint32_t*>(slot.tiles.q() + off);
       k[i] = *reinterpret_cast<const uint32_t*>(slot.tiles.k() + off);
-      norm[i] = scratch.norm[first + i];
+      norm[i] = slot.extras.norm[first + i];
     }
 #pragma unroll
     for (int i = 0; i < kBatch<P>; ++i) {
@@ -250,7 +249,7 @@ __device__ __forceinline__ void prepare_chunk(Smem<P>& smem, int slot_index, Pro
                                               float scale, const FragAddr& at, uint16_t beta_bits, int valid, int rank,
                                               int lane) {
   const Slot<P> slot = slot_of(smem, slot_index);
-  store_norms(slot, scratch, scale, at, lane);
+  store_norms(slot, scale, at, lane);
   __syncwarp();  // norms; also the last reads of raw q and k by other lanes
 #pragma unroll 1
   for (int half = 0; half < kHalves; ++half) {
