@@ -34,7 +34,7 @@ using OptionalTensor = std::optional<Tensor>;
 
 constexpr int64_t kMaxTokens = INT32_MAX - 16;  // chunk arithmetic inside a sequence is 32-bit; addresses are 64-bit
 
-constexpr int64_t kMinSegment = 256;            // tokens; a segment's states take 128 KiB a value head
+constexpr int64_t kMinSegment = 256;  // tokens; a segment's states take 128 KiB a value head
 
 // The C shim's CUDA functions are absent from CPU builds of torch. Looking this one up at call time, not link time,
 // lets one wheel import everywhere (libtorch_cuda is not always in the global symbol scope, hence the second look).
@@ -138,9 +138,10 @@ void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tens
   STD_TORCH_CHECK(beta.size(0) == batch && beta.size(1) == tokens && beta.size(2) == heads_v,
                   "flash_kda.fwd: beta must have shape [", batch, ", ", tokens, ", ", heads_v, "]");
 
-  STD_TORCH_CHECK(segment_tokens <= 0 || (segment_tokens >= kMinSegment && segment_tokens % 16 == 0 && segment_tokens <= kMaxTokens),
-                  "flash_kda.fwd: segment_tokens must be a multiple of 16 from ", kMinSegment, " on, 0 or negative, got ",
-                  segment_tokens);
+  STD_TORCH_CHECK(segment_tokens <= 0 ||
+                      (segment_tokens >= kMinSegment && segment_tokens % 16 == 0 && segment_tokens <= kMaxTokens),
+                  "flash_kda.fwd: segment_tokens must be a multiple of 16 from ", kMinSegment,
+                  " on, 0 or negative, got ", segment_tokens);
   const int segment_chunks = segment_tokens < 0 ? -1 : static_cast<int>(segment_tokens / 16);
 
   FwdParams p{};

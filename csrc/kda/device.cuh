@@ -115,6 +115,7 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], 
 }
 
 // ---- asynchronous copies ------------------------------------------------------------------------
+// From global memory to shared::cta, not shared::cluster, which on sm_120 is a call of a driver function.
 // 16 bytes; a false predicate writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
@@ -126,7 +127,7 @@ __device__ __forceinline__ void cp_async_hold(uint32_t bar) {
 }
 
 __device__ __forceinline__ void bulk_copy(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+  asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :
                : "r"(dst), "l"(src), "r"(bytes), "r"(bar)
                : "memory");
@@ -136,19 +137,11 @@ __device__ __forceinline__ void bulk_copy(uint32_t dst, const void* src, uint32_
 // barrier counts its bytes.
 __device__ __forceinline__ void tensor_copy(uint32_t dst, const CUtensorMap* map, const int (&at)[5], uint32_t bar) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%2, %3, %4, %5, %6}], [%7];"
       :
       : "r"(dst), "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(bar)
       : "memory");
-}
-
-// A box to the second-level cache.
-__device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, const int (&at)[5]) {
-  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];"
-               :
-               : "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4])
-               : "memory");
 }
 
 // ---- barriers in shared memory ------------------------------------------------------------------
@@ -211,7 +204,9 @@ __device__ __forceinline__ void bulk_copy_to_peer(uint32_t dst, uint32_t src, ui
 
 // ---- dependent launches -------------------------------------------------------------------------
 // Lets the next kernel of the stream, launched for it, start once every block has come here.
-__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" : : : "memory"); }
+__device__ __forceinline__ void launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
 
 // Waits for the end of the kernel before, where this one was launched to start earlier.
 __device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" : : : "memory"); }

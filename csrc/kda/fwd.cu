@@ -1,16 +1,17 @@
-// KDA forward. A block walks one (sequence, value head), or a segment of it, in chunks of 16 tokens: a loader warp
-// copies raw inputs into a ring of slots, producer warps turn them into operands, consumer warps keep the state S [V,
-// K] in registers and advance it. The formulas are in docs/numerics.md.
+// KDA forward. A block walks tasks, each a (sequence, value head) or a segment of one, in chunks of 16 tokens: a loader
+// warp has raw inputs copied into a ring of slots, producer warps turn them into operands, consumer warps keep the
+// state S [V, K] in registers and advance it. Where one task ends the next has begun: the ring runs on. The formulas
+// are in docs/numerics.md, what limits the kernels in docs/performance.md.
 //
 // V is the M axis of every consumer product, so an accumulator is, after one cvt, the A operand of the next product: S,
 // R and U never leave registers.
-#include <cudaTypedefs.h>
+#include "fwd.h"
 
 #include <algorithm>
 
-#include "fwd.h"
 #include "fwd_consumer.cuh"
 #include "fwd_loader.cuh"
+#include "fwd_maps.h"
 #include "fwd_order.cuh"
 #include "fwd_producer.cuh"
 #include "fwd_scan.cuh"
@@ -52,31 +53,29 @@ __device__ __forceinline__ void run(const FwdParams& p) {
     cluster_sync();
   else
     __syncthreads();
-  const int role = role_of<P>(warp);
-  if (role < 0) {
-  } else if (role < P::kConsumers) {
-    consume(p, smem, rank, role, lane);
-  } else if (role < P::kConsumers + P::kProducers) {
-    produce(p, smem, rank, role - P::kConsumers, lane);
-  } else if (role == P::kConsumers + P::kProducers) {
+  const Role role = role_of<P>(warp);
+  if (role.kind == Role::kConsumer)
+    consume(p, smem, rank, role.index, lane);
+  else if (role.kind == Role::kProducer)
+    produce(p, smem, rank, role.index, lane);
+  else if (role.kind == Role::kLoader)
     load(p, smem, rank, lane);
-  }
   if constexpr (P::kShare > 1) cluster_sync();  // no block leaves while a peer may still write to it
 }
 
-// One block a (sequence, value head).
+// One block a task.
 extern "C" __global__ void __launch_bounds__(ArchPlans::Whole::kThreads, 1)
     kda_fwd_kernel(const __grid_constant__ FwdParams p) {
   run<ArchPlans::Whole>(p);
 }
 
-// Two blocks, a cluster, a (sequence, value head).
+// Two blocks, a cluster, a task.
 extern "C" __global__ void __cluster_dims__(ArchPlans::Half::kShare, 1, 1)
     __launch_bounds__(ArchPlans::Half::kThreads, 1) kda_fwd_half_kernel(const __grid_constant__ FwdParams p) {
   run<ArchPlans::Half>(p);
 }
 
-// Four.
+// Four blocks, two clusters.
 extern "C" __global__ void __cluster_dims__(ArchPlans::Quarter::kShare, 1, 1)
     __launch_bounds__(ArchPlans::Quarter::kThreads, 1) kda_fwd_quarter_kernel(const __grid_constant__ FwdParams p) {
   run<ArchPlans::Quarter>(p);
@@ -94,7 +93,8 @@ extern "C" __global__ void __launch_bounds__(kScanThreads) kda_fwd_scan_kernel(c
 }
 
 // Orders sequences by their length.
-extern "C" __global__ void __launch_bounds__(kOrderThreads, 1) kda_fwd_order_kernel(const __grid_constant__ FwdParams p) {
+extern "C" __global__ void __launch_bounds__(kOrderThreads, 1)
+    kda_fwd_order_kernel(const __grid_constant__ FwdParams p) {
   order_sequences(p);
 }
 
@@ -128,9 +128,9 @@ static cudaError_t launch_all(const FwdParams& p, int sms, cudaStream_t stream) 
   const bool segments = p.plan.segment_chunks > 0;
   if (segments) {
     if (cudaError_t e = launch_pass<typename A::State>(kda_fwd_state_kernel, p, sms, false, stream)) return e;
-    const int64_t blocks = p.num_sequences * p.heads_v * (kDim / kScanRows);
-    if (cudaError_t e = launch(kda_fwd_scan_kernel, p, blocks, kScanThreads, sizeof(ScanSmem<A::kScanStages>), true,
-                               stream))
+    const int64_t blocks = p.num_sequences * p.heads_v * kScanParts;
+    if (cudaError_t e =
+            launch(kda_fwd_scan_kernel, p, blocks, kScanThreads, sizeof(ScanSmem<A::kScanStages>), true, stream))
       return e;
   }
   if (p.plan.ordered)
@@ -146,52 +146,6 @@ static cudaError_t launch_all(const FwdParams& p, int sms, cudaStream_t stream) 
   }
 }
 
-// The driver's function by way of the runtime: the library is not linked to the driver, which machines without a GPU lack.
-static PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    const cudaError_t e =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(
-        e == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : nullptr);
-  }();
-  return encode;
-}
-
-// A map whose boxes have `parts` times `columns` channels. False where the copy engine cannot address the tensor so: no
-// tokens, or a stride of 0.
-static bool make_map(const FwdParams& p, const void* data, const Strides& s, int heads, cuuint32_t columns,
-                     cuuint32_t parts, CUtensorMap& map) {
-  const auto encode = tensor_map_encoder();
-  if (encode == nullptr) return false;
-  const cuuint64_t sizes[5] = {columns, static_cast<cuuint64_t>(p.seqlen), kDim / columns,
-                               static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(p.batch)};
-  const int64_t strides[4] = {s.token, columns, s.head, s.batch};
-  cuuint64_t bytes[4];
-  for (int i = 0; i < 4; ++i) {
-    const bool one = sizes[i + 1] == 1;  // any stride will do, and what is there may be anything
-    if (!one && strides[i] <= 0) return false;
-    bytes[i] = one ? 2 * kDim : 2 * strides[i];
-  }
-  const cuuint32_t box[5] = {columns, kChunk, parts, 1, 1}, step[5] = {1, 1, 1, 1, 1};
-  const auto swizzle = columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;  // a row of the box
-  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, const_cast<void*>(data), sizes, bytes, box, step,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-static FwdMaps make_maps(const FwdParams& p) {
-  FwdMaps maps{};
-  const int heads = p.heads_v, heads_qk = p.heads_v / p.heads_per_group;
-  maps.usable = make_map(p, p.q, p.q_stride, heads_qk, 64, 2, maps.q) &&
-                make_map(p, p.k, p.k_stride, heads_qk, 64, 2, maps.k) &&
-                make_map(p, p.g, p.g_stride, heads, 64, 2, maps.g) && make_map(p, p.v, p.v_stride, heads, 64, 2, maps.v) &&
-                make_map(p, p.v, p.v_stride, heads, 64, 1, maps.half_v) &&
-                make_map(p, p.v, p.v_stride, heads, 32, 1, maps.quarter_v);
-  return maps;
-}
-
 cudaError_t launch_fwd(FwdParams& p, int sms, cudaStream_t stream) {
   if (p.plan.tasks == 0) return cudaSuccess;
   int device = 0, major = 0;
@@ -200,60 +154,6 @@ cudaError_t launch_fwd(FwdParams& p, int sms, cudaStream_t stream) {
   p.maps = make_maps(p);
   // The host's half of the choice of ArchPlans.
   return major == 12 ? launch_all<Plans<true>>(p, sms, stream) : launch_all<Plans<false>>(p, sms, stream);
-}
-
-// Microseconds on an H200, to be measured again after a change of the kernels, with a profiler: of one chunk, by kind
-// of pass; of one step of the scan; of a pass besides its chunks; of cutting at all (two more launches). Only their
-// ratios matter.
-struct Costs {
-  double whole = 1.0, half = 0.65, quarter = 0.56, state = 0.62, scan_step = 1.5, pass = 8.0, cut = 10.0;
-};
-
-static double waves(int64_t tasks, int64_t at_once) { return static_cast<double>((tasks + at_once - 1) / at_once); }
-
-// A split pays while its parts fit at once.
-static int best_split(int64_t tasks, int sms) { return 4 * tasks <= sms ? 4 : 2 * tasks <= sms ? 2 : 1; }
-
-FwdPlan plan_fwd(const FwdSize& size) {
-  const Costs c;
-  const int sms = size.sms;
-  const int64_t items = size.num_sequences * size.heads_v;
-  FwdPlan best{};
-  best.tasks = static_cast<unsigned>(items);
-  best.split = best_split(items, sms);
-  best.ordered = size.packed && items > sms;
-  if (items == 0) return best;
-  const int64_t sequences = size.num_sequences;
-  // With cu_seqlens, all chunks and segments are at most so many.
-  const int64_t chunks = (size.total_tokens / sequences + kChunk - 1) / kChunk;
-  const int64_t all_chunks = size.packed ? size.total_tokens / kChunk + sequences : chunks * sequences;
-  auto segmented = [&](int64_t length) {
-    FwdPlan plan{};
-    plan.segment_chunks = static_cast<int>(length);
-    const int64_t each = (chunks + length - 1) / length;
-    plan.max_segments = size.packed ? sequences + all_chunks / length + 1 : sequences * each;
-    plan.tasks = static_cast<unsigned>(plan.max_segments * size.heads_v);
-    plan.split = best_split(items * each, sms);
-    return plan;
-  };
-  if (size.segment_chunks > 0) return segmented(size.segment_chunks);
-  if (size.segment_chunks == 0 || best.split == 1) return best;
-  auto output_cost = [&](int split) { return split == 4 ? c.quarter : split == 2 ? c.half : c.whole; };
-  double least = chunks * output_cost(best.split) + c.pass;
-  // From three on: of two segments the second could start only when the first has ended. Below 16 chunks a segment's
-  // fixed costs rule; 64 segments keep the scan short.
-  for (int64_t n = 3; n <= 64 && chunks / n >= 16; ++n) {
-    const int64_t length = (chunks + n - 1) / n;
-    const FwdPlan plan = segmented(length);
-    const double states = waves(items * (n - 1), sms / 2) * length * c.state + c.pass;
-    const double outputs = waves(items * n, sms / plan.split) * length * output_cost(plan.split) + c.pass;
-    const double time = states + n * c.scan_step + outputs + c.cut;
-    if (time < least) {
-      least = time;
-      best = plan;
-    }
-  }
-  return best;
 }
 
 }  // namespace flash_kda

@@ -1,43 +1,25 @@
-// Host interface of the forward kernels. Plain C++ and CUDA runtime types only: no torch header reaches a .cu file,
+// Host interface of the forward kernels. Plain C++ and CUDA types only: no torch header reaches a .cu file,
 // which keeps a five-architecture compile at seconds and its bytes independent of the build folder.
 #pragma once
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+
 #include <cstdint>
+
+#include "fwd_plan.h"
 
 namespace flash_kda {
 
 constexpr int kDim = 128;  // K = V
-constexpr int kChunk = 16; // tokens of a step
 
 // Strides are in elements; the innermost dimension of every tensor is contiguous.
 struct Strides {
   int64_t batch, token, head;
 };
 
-// How a call is laid out.
-struct FwdPlan {
-  int split;           // blocks, a cluster, that share the state rows of a (sequence, value head): 1, 2 or 4
-  int segment_chunks;  // > 0: sequences are cut into segments of so many chunks of 16 tokens
-  int64_t max_segments;
-  unsigned tasks;  // (sequence or segment, value head) pairs
-  bool ordered;    // blocks take the longest sequences first
-};
-
-// What a plan depends on; the host does not look at cu_seqlens, so lengths are taken to be equal.
-struct FwdSize {
-  int64_t num_sequences, total_tokens;
-  int heads_v;
-  bool packed;         // with cu_seqlens
-  int segment_chunks;  // as wanted by the caller: 0 for no segments, negative for the best
-  int sms;             // of the GPU
-};
-
-FwdPlan plan_fwd(const FwdSize& size);
-
-// q, k, v and g for the copy engine. A box is a chunk's tokens of one head, as a tile of the kernels: all channels, in two
-// halves one behind the other, and of v also 64 or 32 of them.
+// q, k, v and g for the copy engine. A box is a chunk's tokens of one head, as a tile of the kernels: all channels, in
+// two halves one behind the other, and of v also 64 or 32 of them.
 struct FwdMaps {
   CUtensorMap q, k, g, v, half_v, quarter_v;
   bool usable;  // false where a stride is none that the engine takes
@@ -62,6 +44,7 @@ struct FwdParams {
   const void* cu_seqlens;  // [N + 1] or null (fixed length)
   bool cu_is_int64;
 
+  int64_t batch;          // B
   int64_t num_sequences;  // N
   int64_t seqlen;         // T: tokens a batch entry, or all packed tokens with cu_seqlens
   int heads_v;            // HV
@@ -69,20 +52,22 @@ struct FwdParams {
   float scale;
   float lower_bound;
 
-  int64_t batch;
   FwdMaps maps;  // made by launch_fwd
 
   FwdPlan plan;
+
   // With plan.segment_chunks > 0: [plan.max_segments, HV, 128, 128] each, fp32, segments numbered through all
   // sequences.
   float* transitions;  // what a segment does to a state that enters it (a sequence's first: its initial state)
   float* offsets;      // the state a segment leaves from zero (a sequence's first: from its initial state); after the
                        // scan, the state that leaves it
+
   // With plan.ordered.
   int32_t* order;    // [num_sequences]
   unsigned* ticket;  // the tasks taken so far, besides the first of each block
 };
 
+// `sms`: multiprocessors of the current device.
 cudaError_t launch_fwd(FwdParams& p, int sms, cudaStream_t stream);
 
 }  // namespace flash_kda

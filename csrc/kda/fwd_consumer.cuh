@@ -284,7 +284,8 @@ __device__ __forceinline__ void consume(const FwdParams& p, Smem<P>& smem, int r
     const int offset = (opaque(first_row) + (lane >> 2)) * kDim + 2 * (lane & 3);  // this lane's first state element
     float S[P::kTilesM][kTilesN][4];
     load_initial<P>(w, offset, S);
-    uint8_t* dst = global(w.out) + out_row<P::kTilesM>(lane) * row_bytes + first_row * 2 + lane % kPieces<P::kTilesM> * 16;
+    uint8_t* dst =
+        global(w.out) + out_row<P::kTilesM>(lane) * row_bytes + first_row * 2 + lane % kPieces<P::kTilesM> * 16;
     if (w.hold) {
       for (int i = chunk_count(w.length); i > 0; --i) {
         mbarrier_wait(smem_addr(&smem.full[pos.slot]), pos.parity);

@@ -16,35 +16,42 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNormEps = 1e-6f;
 
 // ---- plans --------------------------------------------------------------------------------------
-// How a block works. The kShare blocks of a cluster walk the same tokens of one value head together: each prepares every
-// kShare-th chunk and copies it to the others' shared memory. With kOutput, they share the 128 rows of the state;
-// without, only states are wanted, so no q, Qd, P, and each block keeps all rows of a state of its own.
+// How a block works. The kShare blocks of a cluster walk the same tokens of one value head together: each prepares
+// every kShare-th chunk and copies it to the others' shared memory. With kOutput, kParts clusters share the 128 rows of
+// the state; without, only states are wanted, so no q, Qd, P, and each block keeps all rows of a state of its own.
 template <int kShare_, int kRows_, int kConsumers_, int kProducers_, int kSlots_, bool kOutput_ = true>
 struct Plan {
   static constexpr bool kOutput = kOutput_;
   static constexpr int kShare = kShare_;
-  static constexpr int kRows = kRows_;            // state rows of a block
+  static constexpr int kRows = kRows_;  // state rows of a block
+  static constexpr int kParts = kOutput ? kDim / (kRows * kShare) : 1;
   static constexpr int kConsumers = kConsumers_;  // warps that hold the state
-  static constexpr int kProducers = kProducers_;  // warps that prepare chunks
-  static constexpr int kSlots = kSlots_;          // chunks in flight
   static constexpr int kTilesM = kRows / (16 * kConsumers);
-  // Two consumers have two of the four schedulers to themselves but for the loader: producers are warps 2 and 3 of every
-  // four.
-  static constexpr bool kApart = kConsumers == 2;
-  static constexpr int kWarps = kApart ? std::max(2 * kProducers, 8) : kConsumers + kProducers + 1;  // one loads
-  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kProducers = kProducers_;       // warps that prepare chunks
   static constexpr int kStride = kShare * kProducers;  // from one chunk of a producer to its next
+  static constexpr int kSlots = kSlots_;               // chunks in flight
+  // A consumer alone on its scheduler is a tenth faster: two of them have two schedulers to themselves, producers are
+  // warps 2 and 3 of every four, the loader is warp 4.
+  static constexpr bool kApart = kConsumers == 2;
+  static constexpr int kWarps = kApart ? std::max(2 * kProducers, 8) : kConsumers + kProducers + 1;
+  static constexpr int kThreads = kWarps * kWarp;
   static_assert(kStride <= kSlots && kSlots % kShare == 0, "a slot belongs to one block, and advance() wraps once");
-  static constexpr int kParts = kOutput ? kDim / (kRows * kShare) : 1;  // clusters that share the state of a head
   static_assert(kTilesM * 16 * kConsumers == kRows && (kOutput || kRows == kDim), "rows of a block");
 };
-// What a warp does: consumers first, then producers, then the loader; negative for nothing.
+
+// What a warp does, and which of its kind it is.
+struct Role {
+  enum Kind { kConsumer, kProducer, kLoader, kIdle } kind;
+  int index;
+};
+
 template <typename P>
-__device__ __forceinline__ int role_of(int warp) {
-  if (!P::kApart || warp < P::kConsumers) return warp;
-  if (warp == 4) return P::kConsumers + P::kProducers;
-  const int producer = warp / 4 * 2 + warp % 4 - 2;
-  return warp % 4 < 2 || producer >= P::kProducers ? -1 : P::kConsumers + producer;
+__device__ __forceinline__ Role role_of(int warp) {
+  if (warp < P::kConsumers) return {Role::kConsumer, warp};
+  if (P::kApart && warp % 4 < 2) return {warp == 4 ? Role::kLoader : Role::kIdle, 0};
+  const int index = P::kApart ? warp / 4 * 2 + warp % 4 - 2 : warp - P::kConsumers;
+  if (index < P::kProducers) return {Role::kProducer, index};
+  return {P::kApart ? Role::kIdle : Role::kLoader, 0};
 }
 
 // By the shared memory of a block: 227 KB, or the 99 KB of the sm_120 family.
@@ -121,7 +128,7 @@ constexpr int kGamGroup = 36;
 
 struct Extras {
   union {
-    uint4 frag_a[kWarp];   // X - I (three 8x8 blocks), P block (0,0), as mma B fragments
+    uint4 frag_a[kWarp];  // X - I (three 8x8 blocks), P block (0,0), as mma B fragments
     float2 norm[kChunk];  // before: 1/|q|*scale, 1/|k|
   };
   uint2 frag_b[kWarp];  // P blocks (1,0), (1,1)
@@ -205,8 +212,8 @@ struct RingPosition {
   }
 };
 
-// Where column c of row k of a transition is in memory: so that B fragments, eight columns of four pairs of rows, come from
-// all banks.
+// Where column c of row k of a transition is in memory: so that B fragments, eight columns of four pairs of rows, come
+// from all banks.
 __device__ __forceinline__ int transition_column(int k, int c) { return c ^ ((k >> 1 & 3) << 3); }
 
 // ---- fragment addresses -------------------------------------------------------------------------

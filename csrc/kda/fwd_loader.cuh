@@ -42,7 +42,9 @@ struct Loader {
   RingPosition<P::kSlots> pos;
   RingPosition<Smem<P>::kWorks> work;
 
-  __device__ __forceinline__ bool own() const { return static_cast<unsigned>(pos.slot) % P::kShare == static_cast<unsigned>(rank); }
+  __device__ __forceinline__ bool own() const {
+    return static_cast<unsigned>(pos.slot) % P::kShare == static_cast<unsigned>(rank);
+  }
   __device__ __forceinline__ uint32_t bar() const {
     return smem_addr(own() ? &smem.raw[pos.slot] : &smem.full[pos.slot]);
   }
@@ -71,15 +73,6 @@ struct Loader {
     fence_async_proxy();  // the engine writes after what other warps read and wrote here
     mbarrier_arrive_expect(to, (own() ? Tiles<P>::kShared : shared_bytes()) + (loads_v<P>(rank) ? Tiles<P>::kV : 0));
     if (own()) {
-#ifdef PREF
-      if (P::kShare > 1 && first + P::kSlots * kChunk < t.work.length) {
-        const int ahead = token + P::kSlots * kChunk;
-        tensor_prefetch(&p.maps.k, {0, ahead, 0, head_qk, batch});
-        tensor_prefetch(&p.maps.g, {0, ahead, 0, t.work.head, batch});
-        if constexpr (P::kOutput) tensor_prefetch(&p.maps.q, {0, ahead, 0, head_qk, batch});
-        tensor_prefetch(&p.maps.v, {0, ahead, 0, t.work.head, batch});
-      }
-#endif
       tensor_copy(smem_addr(tiles.k()), &p.maps.k, {0, token, 0, head_qk, batch}, to);
       tensor_copy(smem_addr(tiles.g()), &p.maps.g, {0, token, 0, t.work.head, batch}, to);
       if constexpr (P::kOutput) tensor_copy(smem_addr(tiles.q()), &p.maps.q, {0, token, 0, head_qk, batch}, to);

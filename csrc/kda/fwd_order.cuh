@@ -10,7 +10,8 @@ constexpr int kOrderThreads = 1024;
 constexpr int kOrderBuckets = kOrderThreads;  // a thread sums up one
 constexpr int kOrderMantissa = 5;             // lengths of a bucket differ by up to 1/32
 
-// Bucket of a sequence of so many chunks, 0 for the longest: exponent and leading mantissa bits of the count as a float.
+// Bucket of a sequence of so many chunks, 0 for the longest: exponent and leading mantissa bits of the count as a
+// float.
 __device__ __forceinline__ int order_bucket(int chunks) {
   const int key = static_cast<int>(__float_as_uint(static_cast<float>(chunks)) >> (23 - kOrderMantissa)) -
                   (127 << kOrderMantissa);  // 2^27 chunks, the most there can be, make 27 * 32

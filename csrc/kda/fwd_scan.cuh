@@ -6,7 +6,8 @@
 
 namespace flash_kda {
 
-constexpr int kScanRows = 16;
+constexpr int kScanRows = kDim / kScanParts;
+static_assert(kScanRows == 16, "one m-tile");
 constexpr int kScanWarps = 8;
 constexpr int kScanThreads = kScanWarps * kWarp;
 constexpr int kScanTiles = kDim / 8 / kScanWarps;  // n-tiles of a warp
@@ -67,10 +68,9 @@ __device__ __forceinline__ void scan_segments(const FwdParams& p) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   launch_dependents();
   grid_dependency_wait();
-  constexpr int kParts = kDim / kScanRows;
-  const int part = blockIdx.x % kParts;
-  const int head = blockIdx.x / kParts % p.heads_v;
-  const int64_t n = blockIdx.x / kParts / p.heads_v;
+  const int part = blockIdx.x % kScanParts;
+  const int head = blockIdx.x / kScanParts % p.heads_v;
+  const int64_t n = blockIdx.x / kScanParts / p.heads_v;
   const int64_t first = first_segment(p, n);
   // Decreasing offsets, which the host cannot see, count tokens twice: more segments than there are places for.
   const int64_t places = p.plan.max_segments - first;

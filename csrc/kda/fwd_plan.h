@@ -1,0 +1,97 @@
+// How a call is laid out. Plain C++, so that a test needs no compiler of CUDA.
+#pragma once
+
+#include <cstdint>
+
+namespace flash_kda {
+
+constexpr int kChunk = 16;     // tokens of a step
+constexpr int kScanParts = 8;  // blocks of the scan for a (sequence, value head)
+
+struct FwdPlan {
+  int split;           // blocks that share the state rows of a task: 1, 2 or 4
+  int segment_chunks;  // > 0: sequences are cut into segments of so many chunks
+  int64_t max_segments;
+  unsigned tasks;  // (sequence or segment, value head) pairs
+  bool ordered;    // blocks take the longest sequences first
+};
+
+// What a plan depends on. The host does not look at cu_seqlens: lengths are taken to be equal.
+struct FwdSize {
+  int64_t num_sequences, total_tokens;
+  int heads_v;
+  bool packed;         // with cu_seqlens
+  int segment_chunks;  // as the caller wants it: 0 for no segments, negative for what is fastest
+  int sms;             // multiprocessors of the GPU
+};
+
+// Microseconds on an H200: of a chunk, by kernel; of a step of the scan; of a pass besides its chunks; of cutting at
+// all. Only their ratios matter. benchmarks/bench_plan.py measures them again.
+struct FwdCosts {
+  double whole = 1.0, half = 0.65, quarter = 0.48, state = 0.62, scan_step = 2.2, pass = 8.0, cut = 5.0;
+};
+
+// A split pays while its parts run at once.
+inline int best_split(int64_t tasks, int sms) { return 4 * tasks <= sms ? 4 : 2 * tasks <= sms ? 2 : 1; }
+
+inline double chunk_cost(const FwdCosts& c, int split) {
+  return split == 4 ? c.quarter : split == 2 ? c.half : c.whole;
+}
+
+// Sequences as they are.
+inline FwdPlan plan_sequences(const FwdSize& s) {
+  FwdPlan plan{};
+  const int64_t tasks = s.num_sequences * s.heads_v;
+  plan.tasks = static_cast<unsigned>(tasks);
+  plan.split = best_split(tasks, s.sms);
+  plan.ordered = s.packed && tasks > s.sms;
+  return plan;
+}
+
+// Sequences in segments of `length` chunks.
+inline FwdPlan plan_segments(const FwdSize& s, int64_t length) {
+  const int64_t chunks = (s.total_tokens / s.num_sequences + kChunk - 1) / kChunk;
+  const int64_t each = chunks <= length ? 1 : (chunks + length - 1) / length;
+  FwdPlan plan{};
+  plan.segment_chunks = static_cast<int>(length);
+  // However total_tokens is divided, there are no more.
+  plan.max_segments = s.num_sequences * (s.packed ? 1 : each) + (s.packed ? s.total_tokens / (length * kChunk) : 0);
+  plan.tasks = static_cast<unsigned>(plan.max_segments * s.heads_v);
+  plan.split = best_split(s.num_sequences * each * s.heads_v, s.sms);
+  return plan;
+}
+
+// Time of `tasks` that run `at_once`, one task taking `each`.
+inline double waves(int64_t tasks, int64_t at_once, double each) {
+  return static_cast<double>((tasks + at_once - 1) / at_once) * each;
+}
+
+inline FwdPlan plan_fwd(const FwdSize& s) {
+  if (s.num_sequences * s.heads_v == 0) return {};
+  if (s.segment_chunks > 0) return plan_segments(s, s.segment_chunks);
+  FwdPlan best = plan_sequences(s);
+  if (s.segment_chunks == 0 || best.split == 1) return best;
+  const FwdCosts c;
+  const int64_t heads = s.num_sequences * s.heads_v;
+  const int64_t chunks = (s.total_tokens / s.num_sequences + kChunk - 1) / kChunk;
+  double least = static_cast<double>(chunks) * chunk_cost(c, best.split) + c.pass;
+  // From three on: of two segments the second could start only when the first has ended. Below 16 chunks a segment's
+  // fixed costs rule; 64 segments keep the scan short.
+  for (int64_t n = 3; n <= 64 && chunks / n >= 16; ++n) {
+    const int64_t length = (chunks + n - 1) / n;
+    const FwdPlan plan = plan_segments(s, length);
+    const double chunks_each = static_cast<double>(length);
+    // The blocks of a cluster share the two state passes of a segment; the last segment has none.
+    const double states = waves(heads * (n - 1), s.sms / 2, chunks_each * c.state);
+    const double outputs = waves(heads * n, s.sms / plan.split, chunks_each * chunk_cost(c, plan.split));
+    const double scan = waves(heads * kScanParts, s.sms, static_cast<double>(n) * c.scan_step);
+    const double time = states + scan + outputs + 2 * c.pass + c.cut;
+    if (time < least) {
+      least = time;
+      best = plan;
+    }
+  }
+  return best;
+}
+
+}  // namespace flash_kda
