@@ -77,7 +77,7 @@ def locked(*names: str, torch: str | None = None, python: Path | None = None) ->
 def checks(python: Path | None = None, torch: str | None = None) -> Venv:
     """What tests and linters run in: one environment, for torch (default: the build's) is most of it."""
     version = torch or matrix.load().project.torch_build
-    return locked("tests", "lint", "ci", "verify", torch=version, python=python)
+    return locked("tests", "lint", "ci", "verify", "plot", torch=version, python=python)
 
 
 def _version(interpreter: Path) -> str:
