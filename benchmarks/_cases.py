@@ -94,6 +94,14 @@ class AccuracyLine:
         return AccuracyLine(**data)
 
 
+@dataclass(frozen=True)
+class Suite:
+    """Cases with one name, and whether the accuracy table goes with them."""
+
+    cases: tuple[str, ...]
+    accuracy: bool
+
+
 def parse_lens(text: str) -> tuple[int, ...]:
     """Lengths from "1300,547", "8x1024" or "random:COUNT:LOW:HIGH:TOTAL"; ValueError for anything else."""
     if match := re.fullmatch(r"(\d+)x(\d+)", text):
@@ -160,16 +168,27 @@ def load_accuracy(path: Path = CASES_FILE) -> list[AccuracyLine]:
     ]
 
 
-def select(suite: str, cases: list[Case]) -> list[Case]:
-    """The cases that --suite asks for: 'peers' and 'all' mean every one, 'accuracy' none, else names."""
-    if suite in ("peers", "all"):
-        return cases
-    if suite == "accuracy":
-        return []
+def load_suites(path: Path = CASES_FILE) -> dict[str, Suite]:
+    """Every suite: those of the file, and 'peers' (every case), 'accuracy' (none) and 'all' (both)."""
+    data = tomllib.loads(path.read_text())
+    every = tuple(row["name"] for row in data["case"])
+    fixed = {"peers": Suite(every, False), "accuracy": Suite((), True), "all": Suite(every, True)}
+    listed = {name: Suite(tuple(row["cases"]), row["accuracy"]) for name, row in data["suite"].items()}
+    return {**fixed, **listed}
+
+
+def choose_suite(text: str, path: Path = CASES_FILE) -> Suite:
+    """What --suite asks for: a suite's name, or names of cases with commas (a suite without accuracy)."""
+    suites = load_suites(path)
+    return suites[text] if text in suites else Suite(tuple(text.split(",")), False)
+
+
+def select(names: Iterable[str], cases: list[Case], path: Path = CASES_FILE) -> list[Case]:
+    """The cases of these names, in this order; ValueError that lists what there is."""
     by_name = {case.name: case for case in cases}
-    wanted = suite.split(",")
+    wanted = list(names)
     unknown = [name for name in wanted if name not in by_name]
     if unknown:
-        known = ", ".join(("peers", "accuracy", "all", *by_name))
+        known = ", ".join((*load_suites(path), *by_name))
         raise ValueError(f"no case named {', '.join(unknown)}; known: {known}")
     return [by_name[name] for name in wanted]

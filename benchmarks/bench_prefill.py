@@ -3,7 +3,7 @@
 
     python benchmarks/bench_prefill.py --batch 1 --seqlen 8192 --nheads 96
     python benchmarks/bench_prefill.py --varlen 1300,547,2048 --nheads 96
-    python benchmarks/bench_prefill.py --suite all --flashkda-path DIR --fla-path DIR --json FILE
+    python benchmarks/bench_prefill.py --suite h200 --peers flashkda,fla --flashkda-path DIR --json FILE
 
 Each implementation runs in a process of its own on the same seeded inputs. Times are medians of CUDA events;
 `floor` is the bytes that must move at the rate of a device-to-device copy measured in the same run.
@@ -20,12 +20,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import _peers
 import torch
-from _cases import AccuracyLine, Case, load_accuracy, load_cases, make_case, select
+from _cases import AccuracyLine, Case, choose_suite, load_accuracy, load_cases, make_case, select
 from _impls import ACCURACY_ONLY
 from _report import accuracy_table, build_result, read_lines, time_table, to_csv
 
@@ -35,14 +37,14 @@ REPO = HERE.parent
 
 @dataclass(frozen=True)
 class Run:
-    """What every process of this run shares."""
+    """What every process of this run shares. A peer without a path is the installed one."""
 
     scratch: Path
     device: str
     seed: int
     cases: list[Case]
     accuracy: list[AccuracyLine]
-    peer_paths: dict[str, Path]
+    peer_paths: dict[str, Path | None]
     ours_path: Path | None
     timeout_s: int
 
@@ -56,10 +58,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--varlen", metavar="LENS", help="lengths of a custom packed case: 1300,547 or 8x1024"
     )
-    parser.add_argument("--suite", help="peers, accuracy, all, or case names with commas (default peers)")
+    parser.add_argument("--suite", help="h200, peers, accuracy, all, or case names (a,b); default peers")
     parser.add_argument("--peers", default="", help="flashkda,fla (default: those whose path is given)")
     parser.add_argument("--flashkda-path", type=Path, help="folder with tokenspeed-flashkda's flash_kda")
-    parser.add_argument("--fla-path", type=Path, help="folder that holds the fla package")
+    parser.add_argument(
+        "--fla-path", type=Path, help="folder of the fla package (default: the installed one)"
+    )
     parser.add_argument("--ours-path", type=Path, help="folder of our flash_kda (default: the installed one)")
     parser.add_argument("--wheel", type=Path, help="our wheel, for its sha256 in the result")
     parser.add_argument("--csv", nargs="?", const="-", metavar="FILE", help="write CSV (to standard output)")
@@ -71,30 +75,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def choose_cases(args: argparse.Namespace, peers: list[str]) -> list[Case]:
-    """The custom case when a shape is given, else the suite's."""
+def choose(args: argparse.Namespace, peers: Iterable[str]) -> tuple[list[Case], list[AccuracyLine]]:
+    """What to time and to judge: the custom case when a shape is given, else the suite's."""
     custom = args.seqlen is not None or args.varlen is not None
     if custom and args.suite:
         raise ValueError("give either a shape (--seqlen/--varlen) or --suite, not both")
     if not custom:
-        return select(args.suite or "peers", load_cases())
+        suite = choose_suite(args.suite or "peers")
+        return select(suite.cases, load_cases()), load_accuracy() if suite.accuracy else []
     heads = 96 if args.nheads is None else args.nheads
     name = f"varlen_h{heads}" if args.varlen else f"b{args.batch or 1}_t{args.seqlen}_h{heads}"
-    return [make_case(name, heads, args.batch or 1, args.seqlen or 0, args.varlen, peers)]
-
-
-def peer_paths(args: argparse.Namespace) -> dict[str, Path]:
-    """Folder of each peer that takes part; ValueError when one is asked for without a folder."""
-    given = {"flashkda": args.flashkda_path, "fla": args.fla_path}
-    wanted = args.peers.split(",") if args.peers else [name for name, path in given.items() if path]
-    paths = {}
-    for name in wanted:
-        if given.get(name) is None:
-            raise ValueError(f"peer {name!r} needs its folder: --flashkda-path DIR or --fla-path DIR")
-        if not given[name].is_dir():
-            raise ValueError(f"peer {name!r}: no folder {given[name]}")
-        paths[name] = given[name].resolve()
-    return paths
+    return [make_case(name, heads, args.batch or 1, args.seqlen or 0, args.varlen, peers)], []
 
 
 def shrink(case: Case) -> Case:
@@ -278,6 +269,7 @@ def gather_facts(args: argparse.Namespace, run: Run) -> dict[str, Any]:
             raise ValueError(f"installed flash-kda: sha256 {sha256}, expected {given}; install {args.wheel}")
         sha256 = given
     line = run.accuracy[0] if run.accuracy else None
+    peers = {name: _peers.version(folder) for name, folder in run.peer_paths.items()}
     driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
         "driver": driver.splitlines()[0] if driver else None,
@@ -285,7 +277,7 @@ def gather_facts(args: argparse.Namespace, run: Run) -> dict[str, Any]:
         "commit": source_commit(installed.get("record", {})),
         "wheel_sha256": sha256,
         "accuracy_setup": line and {"batch": line.batch, "seqlen": line.seqlen, "nheads": line.nheads},
-        "versions": {"flash_kda": installed.get("version"), **peer_versions(run)},
+        "versions": {"flash_kda": installed.get("version"), **peers},
     }
 
 
@@ -295,15 +287,6 @@ def source_commit(record: dict[str, Any]) -> str | None:
     if not source.get("commit"):
         return None
     return str(source["commit"]) + ("+dirty" if source.get("dirty") else "")
-
-
-def peer_versions(run: Run) -> dict[str, str]:
-    """Versions of the peers, from the metadata folders beside their packages."""
-    found = {}
-    for name, folder in run.peer_paths.items():
-        labels = [path.name.removesuffix(".dist-info") for path in folder.glob("*.dist-info")]
-        found[name] = next((label for label in labels if "kda" in label or "fla" in label), "unknown")
-    return found
 
 
 def publish(result: dict[str, Any], args: argparse.Namespace) -> None:
@@ -324,17 +307,11 @@ def publish(result: dict[str, Any], args: argparse.Namespace) -> None:
         print(f"PROBLEM {problem}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
-    try:
-        paths = peer_paths(args)
-        cases = choose_cases(args, list(paths))
-        with_accuracy = args.suite in ("accuracy", "all")
-        check_device(args.device)
-    except ValueError as error:
-        print(f"bench_prefill: {error}", file=sys.stderr)
-        return 2
-    accuracy = load_accuracy() if with_accuracy else []
+def benchmark(args: argparse.Namespace) -> int:
+    """Run what was asked for; the exit code is 1 when something of it went wrong."""
+    paths = _peers.choose(args.peers, {"flashkda": args.flashkda_path, "fla": args.fla_path})
+    cases, accuracy = choose(args, paths)
+    check_device(args.device)
     if args.tiny:
         cases = [shrink(case) for case in cases]
         accuracy = [replace(line, batch=2, seqlen=40, nheads=1) for line in accuracy]
@@ -347,12 +324,18 @@ def main(argv: list[str] | None = None) -> int:
         results, problems = run_all(run)
         result = build_result(cases, results, {**facts, "problems": problems})
         publish(result, args)
-    except ValueError as error:
-        print(f"bench_prefill: {error}", file=sys.stderr)
-        return 2
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return 1 if result["problems"] else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    try:
+        return benchmark(args)
+    except ValueError as error:
+        print(f"bench_prefill: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import _cases  # noqa: E402
 import _impls  # noqa: E402
+import _peers  # noqa: E402
 import _report  # noqa: E402
 import bench_prefill  # noqa: E402
 
@@ -63,8 +65,34 @@ def test_bad_lengths_are_refused(text: str) -> None:
 
 
 def test_unknown_case_is_refused() -> None:
-    with pytest.raises(ValueError, match="no case named nonsense"):
-        _cases.select("t8192_h96,nonsense", _cases.load_cases())
+    with pytest.raises(
+        ValueError, match="no case named nonsense; known: peers, accuracy, all, h200, t8192_h96"
+    ):
+        _cases.select(("t8192_h96", "nonsense"), _cases.load_cases())
+
+
+def test_the_h200_suite_is_the_whole_table() -> None:
+    suite = _cases.choose_suite("h200")
+    cases = _cases.select(suite.cases, _cases.load_cases())
+    fixed = {(case.batch, case.seqlen, case.nheads) for case in cases if case.lens is None}
+    one = {(1, 8192, heads) for heads in (96, 64, 32, 24, 12, 8)}
+    assert fixed == one | {(1, 65536, 8), (1, 131072, 8), (1, 512, 32), (32, 1024, 32)}
+    packed = {(case.generator, case.nheads) for case in cases if case.generator}
+    many = {("64x128", 32), ("random:256:1:512:64319", 32), ("4096x16", 32)}
+    assert packed == many | {("8x1024", 96), ("8x1024", 64)}
+    mixed = [case for case in cases if case.lens is not None and case.generator is None]
+    assert [(case.lens, case.nheads) for case in mixed] == [((1300, 547, 2048, 963, 271, 3063), 96)]
+    assert suite.accuracy and len(set(suite.cases)) == len(cases) == 16
+
+
+def test_suites_and_names_of_cases() -> None:
+    every = tuple(case.name for case in _cases.load_cases())
+    assert _cases.choose_suite("peers") == _cases.Suite(every, False)
+    assert _cases.choose_suite("all") == _cases.Suite(every, True)
+    assert _cases.choose_suite("accuracy") == _cases.Suite((), True)
+    assert _cases.choose_suite("t512_h32,t8192_h8") == _cases.Suite(("t512_h32", "t8192_h8"), False)
+    for name, suite in _cases.load_suites().items():
+        assert len(_cases.select(suite.cases, _cases.load_cases())) == len(suite.cases), name
 
 
 def test_a_shape_and_a_suite_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,9 +100,37 @@ def test_a_shape_and_a_suite_exclude_each_other(capsys: pytest.CaptureFixture[st
     assert "not both" in capsys.readouterr().err
 
 
-def test_a_peer_without_its_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench_prefill.main(["--seqlen", "8", "--peers", "flashkda"]) == 2
-    assert "--flashkda-path" in capsys.readouterr().err
+def test_missing_peers_are_named_with_the_commands_that_bring_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_peers.importlib.util, "find_spec", lambda name: None)
+    assert bench_prefill.main(["--suite", "h200", "--peers", "flashkda,fla"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "its import name is flash_kda too" in first
+    assert "pip install --no-deps --target DIR tokenspeed-flashkda==0.0.1.post20260728; " in first
+    assert first.endswith("give --flashkda-path DIR")
+    assert "pip install fla-core==" in second and second.endswith("or give --fla-path DIR")
+
+
+def test_fla_may_be_the_installed_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_peers.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=f"{name}.py"))
+    monkeypatch.setattr(_peers.importlib.metadata, "version", lambda package: "9.9")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    paths = _peers.choose("flashkda,fla", {"flashkda": tmp_path, "fla": None})
+    assert paths == {"flashkda": tmp_path.resolve(), "fla": None}
+    assert _peers.version(paths["fla"]) == "fla_core-9.9"
+    run = bench_prefill.Run(tmp_path, "cpu", 1, [], [], paths, None, 9)
+    assert bench_prefill.worker_job("fla", run)["require_under"] is None
+    assert "PYTHONPATH" not in bench_prefill.environment("fla", run)
+    assert bench_prefill.environment("flashkda", run)["PYTHONPATH"] == str(tmp_path.resolve())
+
+
+def test_peers_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
+    nowhere = {"flashkda": tmp_path / "gone", "fla": None}
+    with pytest.raises(ValueError, match=r"no peer is called 'fal'; known: flashkda, fla"):
+        _peers.choose("fal", nowhere)
+    with pytest.raises(ValueError, match="no folder"):
+        _peers.choose("", nowhere)
 
 
 def timed(case: str, ms: float, **changes: Any) -> dict[str, Any]:
@@ -130,7 +186,7 @@ def fake_peer(folder: Path, state: str) -> Path:
 
 def dry_run(peer: Path, out: Path, suite: str) -> tuple[int, dict[str, Any], str]:
     command = [sys.executable, str(BENCHMARKS / "bench_prefill.py"), "--device", "cpu", "--tiny"]
-    command += ["--suite", suite]
+    command += ["--suite", suite, "--peers", "flashkda"]
     command += ["--ours-path", str(ROOT), "--flashkda-path", str(peer), "--json", str(out)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # tensors this small only lose time to threads
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
@@ -138,7 +194,8 @@ def dry_run(peer: Path, out: Path, suite: str) -> tuple[int, dict[str, Any], str
 
 
 def test_the_whole_command_in_a_dry_run(tmp_path: Path) -> None:
-    code, result, text = dry_run(fake_peer(tmp_path / "peer", "s"), tmp_path / "out.json", "all")
+    out = tmp_path / "out.json"
+    code, result, text = dry_run(fake_peer(tmp_path / "peer", "s"), out, "h200")
     assert code == 0, text
     wanted = {"device", "driver", "torch", "date", "commit", "wheel_sha256", "copy_gbps", "rows", "accuracy"}
     assert wanted <= set(result)
