@@ -33,6 +33,16 @@ def _times(results: Lines, name: str) -> dict[str, dict[str, Any]]:
     return {line["case"]: line for line in _of_kind(results.get(name, []), "time")}
 
 
+def _kernels(case: Case, results: Lines) -> dict[str, list[dict[str, Any]]]:
+    """What each implementation ran for the case; an empty list where its profiler saw nothing."""
+    return {
+        name: line["kernels"]
+        for name in TIMED
+        for line in _of_kind(results.get(name, []), "kernels")
+        if line["case"] == case.name
+    }
+
+
 def build_row(case: Case, results: Lines, copy_gbps: float) -> dict[str, Any]:
     """One row of the result file; None where an implementation has no time."""
     floor_ms = case.bytes_moved / copy_gbps / 1e6
@@ -55,6 +65,7 @@ def build_row(case: Case, results: Lines, copy_gbps: float) -> dict[str, Any]:
     row["spread"] = {name: line["spread"] for name, line in times.items() if line}
     hosts = {name: line["host_us"] for name, line in times.items() if line}
     row["host_us"] = {name: value for name, value in hosts.items() if value is not None}
+    row["kernels"] = _kernels(case, results)
     return row
 
 
@@ -126,6 +137,18 @@ def time_table(result: dict[str, Any]) -> str:
         spread = row["spread"].get("ours")
         cells += f" {_number(100 * spread if spread is not None else None, 1):>5s}"
         lines.append(cells + f" {_number(row['host_us'].get('ours'), 0):>7s}")
+    return "\n".join(lines)
+
+
+def kernel_table(result: dict[str, Any]) -> str:
+    """The kernels of one call of each case and implementation, in the order of their launch."""
+    nothing = "none (cpu)" if str(result["device"]).startswith("cpu") else "none seen by the profiler"
+    lines = [f"{'kernels of a call':18s} {'':8s} {'count':>5s} {'us':>8s}  name"]
+    for row in result["rows"]:
+        for name, kernels in row["kernels"].items():
+            head = f"{row['case']:18s} {name:8s}"
+            cells = [f"{kernel['count']:5d} {kernel['us']:8.1f}  {kernel['name']}" for kernel in kernels]
+            lines += [f"{head} {cell}" for cell in cells or [f"{'-':>5s} {'-':>8s}  {nothing}"]]
     return "\n".join(lines)
 
 

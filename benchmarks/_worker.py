@@ -16,6 +16,7 @@ import torch
 from _cases import AccuracyLine, Case
 from _impls import Run, compile_only, load
 from _inputs import Inputs, accuracy_inputs, timing_inputs
+from _kernels import kernels_of
 from _timing import copy_gbps, input_sets, matmul_tflops, measure
 
 
@@ -63,6 +64,14 @@ def time_case(case: Case, run: Run, device: torch.device, seed: int) -> dict[str
         "checksum": inputs[0].checksum(),
         **sizes,
     }
+
+
+def name_kernels(case: Case, run: Run, device: torch.device, seed: int) -> dict[str, Any]:
+    """The kernels of one call; none on the CPU."""
+    if device.type != "cuda":
+        return {"case": case.name, "kernels": []}
+    inputs = timing_inputs(case, seed, device)
+    return {"case": case.name, "kernels": kernels_of(lambda: run(inputs))}
 
 
 def save_accuracy(
@@ -118,6 +127,18 @@ def do_accuracy(job: dict[str, Any], name: str, run: Run, device: torch.device, 
         )
 
 
+def do_kernels(job: dict[str, Any], run: Run, device: torch.device, sink: Sink) -> None:
+    """Name the kernels of every case. After all timing: once started, the profiler slows later launches."""
+    for data in job["cases"]:
+        case = Case.from_json(data)
+        _guarded(
+            sink,
+            f"{case.name}, kernels",
+            lambda case=case: sink.put("kernels", **name_kernels(case, run, device, job["seed"])),
+        )
+        _clean(device)
+
+
 def do_ceilings(device: torch.device, sink: Sink) -> None:
     """The machine's copy rate and matrix rate, and what the machine is."""
     cuda = device.type == "cuda"
@@ -146,6 +167,8 @@ def main(argv: list[str]) -> int:
             if name == job["impl"]:
                 do_timing(job, run, device, sink)
             do_accuracy(job, name, run, device, sink)
+        if not job.get("compile_only"):
+            do_kernels(job, load(job["impl"], device.type, under), device, sink)
     return 0
 
 

@@ -6,7 +6,8 @@
     python benchmarks/bench_prefill.py --suite h200 --peers flashkda,fla --flashkda-path DIR --json FILE
 
 Each implementation runs in a process of its own on the same seeded inputs. Times are medians of CUDA events;
-`floor` is the bytes that must move at the rate of a device-to-device copy measured in the same run.
+`floor` is the bytes that must move at the rate of a device-to-device copy measured in the same run. After all
+timing, the profiler names the kernels of one more call.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import _peers
 import torch
 from _cases import AccuracyLine, Case, choose_suite, load_accuracy, load_cases, make_case, select
 from _impls import ACCURACY_ONLY
-from _report import accuracy_table, build_result, read_lines, time_table, to_csv
+from _report import accuracy_table, build_result, kernel_table, read_lines, time_table, to_csv
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
@@ -300,7 +301,7 @@ def publish(result: dict[str, Any], args: argparse.Namespace) -> None:
     machine = f"{result['device']}, driver {result['driver']}, torch {result['torch']}"
     print(f"{machine}, copy {result['copy_gbps']:.0f} GB/s")
     if result["rows"]:
-        print(to_csv(result) if args.csv == "-" else time_table(result))
+        print(to_csv(result) if args.csv == "-" else time_table(result) + "\n\n" + kernel_table(result))
     if result["accuracy"]:
         print(accuracy_table(result))
     for problem in result["problems"]:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import venv
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import _cases  # noqa: E402
 import _impls  # noqa: E402
+import _kernels  # noqa: E402
 import _peers  # noqa: E402
 import _report  # noqa: E402
 import bench_prefill  # noqa: E402
@@ -167,6 +169,83 @@ def test_a_line_on_which_a_peer_is_better_is_marked() -> None:
     assert _report.worse_than_peer({"ours": None, "fla": better})
 
 
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        ("chunk_kda_kernel", "chunk_kda_kernel"),
+        ("void ns::recur<128, true>(ns::Params, float*)", "ns::recur<128, true>"),
+        ("(anonymous namespace)::fill(int (*)(int))", "(anonymous namespace)::fill"),
+        ("f<g<1>>::operator()(int)", "f<g<1>>::operator()"),
+        ("Memset (Device)", "Memset"),
+        (f"void a::b<c<{'x' * 200}>, decltype(d->e)>::k<int>(int)", "a::b<...>::k<...>"),
+    ],
+)
+def test_kernel_names_fit_a_table(raw: str, name: str) -> None:
+    assert _kernels.kernel_name(raw) == name
+
+
+def event(name: str, start: float, us: float, device: str = "CUDA", **more: Any) -> SimpleNamespace:
+    """What merge reads of a profiler's event."""
+    span = SimpleNamespace(start=start, elapsed_us=lambda: us)
+    return SimpleNamespace(
+        name=name, time_range=span, device_type=getattr(_kernels.DeviceType, device), **more
+    )
+
+
+EVENTS = [
+    event("void second<1>(int)", 30.0, 5.0),
+    event("first", 10.0, 1.25),
+    event("first", 20.0, 1.5),
+    event("cudaLaunchKernel", 5.0, 9.0, "CPU"),
+    event("a range", 0.0, 99.0, is_user_annotation=True),
+]
+MERGED = [
+    {"name": "first", "count": 2, "us": 2.75},
+    {"name": "second<1>", "count": 1, "us": 5.0},
+]
+
+
+def test_kernels_are_merged_in_the_order_of_their_launch() -> None:
+    assert _kernels.merge(EVENTS) == MERGED
+    assert _kernels.merge([]) == []
+
+
+@pytest.mark.parametrize(("seen", "kernels"), [(EVENTS, MERGED), (None, [])])
+def test_one_call_is_profiled_after_one_that_is_not(
+    monkeypatch: pytest.MonkeyPatch, seen: Any, kernels: list[dict[str, Any]]
+) -> None:
+    steps: list[str] = []
+
+    @contextmanager
+    def profile(activities: Any) -> Any:
+        steps.append("on")
+        yield SimpleNamespace(events=lambda: seen)
+        steps.append("off")
+
+    monkeypatch.setattr(_kernels, "profile", profile)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: steps.append("wait"))
+    assert _kernels.kernels_of(lambda: steps.append("call")) == kernels
+    assert steps == ["call", "wait", "on", "call", "wait", "off"]
+
+
+def test_the_table_of_kernels() -> None:
+    case = _cases.make_case("c", 1, 1, 8, None, ("flashkda", "fla"))
+    lines = {
+        "ours": [{"kind": "kernels", "case": "c", "kernels": MERGED}],
+        "flashkda": [{"kind": "kernels", "case": "c", "kernels": []}],
+        "fla": [{"kind": "error", "what": "c, kernels", "error": "no"}],
+    }
+    row = _report.build_row(case, lines, 4000.0)
+    assert row["kernels"] == {"ours": MERGED, "flashkda": []}
+    _, *said = _report.kernel_table({"device": "NVIDIA Test", "rows": [row]}).splitlines()
+    assert [line.split() for line in said] == [
+        ["c", "ours", "2", "2.8", "first"],
+        ["c", "ours", "1", "5.0", "second<1>"],
+        ["c", "flashkda", "-", "-", "none", "seen", "by", "the", "profiler"],
+    ]
+    assert "none (cpu)" in _report.kernel_table({"device": "cpu (dry run)", "rows": [row]})
+
+
 FAKE = """
 import torch
 from oracle import kda_reference
@@ -197,11 +276,13 @@ def test_the_whole_command_in_a_dry_run(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     code, result, text = dry_run(fake_peer(tmp_path / "peer", "s"), out, "h200")
     assert code == 0, text
+    assert text.count("none (cpu)") == 2 * 16
     wanted = {"device", "driver", "torch", "date", "commit", "wheel_sha256", "copy_gbps", "rows", "accuracy"}
     assert wanted <= set(result)
     for row in result["rows"]:
         assert {"case", "batch", "seqlen", "nheads", "lens", "floor_ms", "ours_ms", "peers"} <= set(row)
         assert row["ours_ms"] > 0 and row["peers"]["flashkda"] > 0
+        assert row["kernels"] == {"ours": [], "flashkda": []}
     assert len(result["accuracy"]) == 16
     assert str(ROOT) not in json.dumps(result) and str(tmp_path) not in json.dumps(result)
     for line in result["accuracy"]:

@@ -1,0 +1,65 @@
+"""Which kernels one call really runs, by torch's profiler."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+LONGEST = 160  # template arguments of CUTLASS kernels fill pages
+
+
+def _without_parameters(name: str) -> str:
+    """The name without the parameter list that ends it; other brackets, as of ``operator()``, stay."""
+    if not name.endswith(")"):
+        return name
+    depth = 0
+    for index in range(len(name) - 1, -1, -1):
+        depth += {")": 1, "(": -1}.get(name[index], 0)
+        if depth == 0:
+            return name[:index].rstrip()
+    return name
+
+
+def _without_templates(name: str) -> str:
+    """The name with each outermost list of template arguments as ``<...>``."""
+    name, before = name.replace("->", "."), ""
+    while name != before:
+        before, name = name, re.sub(r"<[^<>]*>", "\0", name)  # the innermost lists first
+    return name.replace("\0", "<...>")
+
+
+def kernel_name(name: str) -> str:
+    """A demangled name, short enough for a table: no return type, no parameters, no pages of templates."""
+    short = _without_parameters(name).removeprefix("void ")
+    return short if len(short) <= LONGEST else _without_templates(short)[:LONGEST]
+
+
+def merge(events: Iterable[Any]) -> list[dict[str, Any]]:
+    """Name, count and total device time of each kernel, copy and fill, in the order of their first launch."""
+    on_device = [
+        event
+        for event in events
+        if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
+    ]
+    found: dict[str, dict[str, Any]] = {}
+    for event in sorted(on_device, key=lambda event: event.time_range.start):
+        name = kernel_name(event.name)
+        entry = found.setdefault(name, {"name": name, "count": 0, "us": 0.0})
+        entry["count"] += 1
+        entry["us"] += event.time_range.elapsed_us()
+    return [{**entry, "us": round(entry["us"], 3)} for entry in found.values()]
+
+
+def kernels_of(call: Callable[[], None]) -> list[dict[str, Any]]:
+    """What one call runs on the GPU; empty when the profiler sees nothing there."""
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    return merge(profiler.events() or [])
