@@ -4,6 +4,7 @@
     python benchmarks/bench_prefill.py --batch 1 --seqlen 8192 --nheads 96
     python benchmarks/bench_prefill.py --varlen 1300,547,2048 --nheads 96
     python benchmarks/bench_prefill.py --suite h200 --peers flashkda,fla --flashkda-path DIR --json FILE
+    python benchmarks/bench_prefill.py --plot-from FILE --plot FILE.png
 
 Each implementation runs in a process of its own on the same seeded inputs. Times are medians of CUDA events;
 `floor` is the bytes that must move at the rate of a device-to-device copy measured in the same run. After all
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import _peers
+import _plot
 import torch
 from _cases import AccuracyLine, Case, choose_suite, load_accuracy, load_cases, make_case, select
 from _impls import ACCURACY_ONLY
@@ -69,6 +71,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--wheel", type=Path, help="our wheel, for its sha256 in the result")
     parser.add_argument("--csv", nargs="?", const="-", metavar="FILE", help="write CSV (to standard output)")
     parser.add_argument("--json", metavar="FILE", help="write the result file")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the times (needs matplotlib)")
+    parser.add_argument("--plot-from", type=Path, metavar="FILE", help="run nothing: --plot this result file")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout", type=int, default=400, help="seconds that one process may take")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a dry run that times nothing real")
@@ -306,6 +310,16 @@ def publish(result: dict[str, Any], args: argparse.Namespace) -> None:
         print(accuracy_table(result))
     for problem in result["problems"]:
         print(f"PROBLEM {problem}")
+    if args.plot:
+        _plot.plot(result, args.plot)
+
+
+def draw_only(args: argparse.Namespace) -> int:
+    """Draw an existing result file; nothing runs."""
+    if not args.plot:
+        raise ValueError("--plot-from has nothing to write; give --plot FILE.png as well")
+    _plot.plot(_plot.load_result(args.plot_from), args.plot)
+    return 0
 
 
 def benchmark(args: argparse.Namespace) -> int:
@@ -333,7 +347,9 @@ def benchmark(args: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     try:
-        return benchmark(args)
+        if args.plot:
+            _plot.check(args.plot)
+        return draw_only(args) if args.plot_from else benchmark(args)
     except ValueError as error:
         print(f"bench_prefill: {error}", file=sys.stderr)
         return 2

@@ -1,8 +1,9 @@
 """Writes the generated tables of README.md: ``python -m ci.docs`` (``--check`` fails when one is stale).
 
 GPUs come from ci/matrix.toml and the kernel table, with the records of wheels/records behind the words
-"run on hardware"; times and errors come from benchmarks/results/prefill_h200.json. A missing file gives a
-sentence that says so, never an older number. Each table stands between two comments, see `_BLOCK`.
+"run on hardware"; times and errors come from benchmarks/results/prefill_h200.json, beside which its picture
+lies. A missing file gives a sentence that says so, never an older number. Each table stands between two
+comments, see `_BLOCK`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks._words import NAMES, machine, shape, versions
 from ci import matrix
 from ci.archs import arch
 from ci.errors import ConfigError, LintError, run_cli
@@ -24,7 +26,6 @@ README = ROOT / "README.md"
 RECORDS = ROOT / "wheels" / "records"
 RESULTS = ROOT / "benchmarks" / "results" / "prefill_h200.json"
 RUN = "run on hardware"
-PEER = "tokenspeed-flashkda"  # calls itself FlashKDA, as this project is called
 
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -77,33 +78,17 @@ def gpu_table(found: matrix.Matrix, records: Path = RECORDS) -> str:
     return table(("GPUs", "capability", "architecture", "in the wheels", "tried"), rows)
 
 
-def _shape(row: dict[str, Any]) -> str:
-    """A case in words: ``1 x 8192, 96 heads`` or the packed lengths."""
-    if row["lens"] is None:
-        return f"{row['batch']} x {row['seqlen']}, {row['nheads']} heads"
-    return f"packed {_lengths(row['lens'])}, {row['nheads']} heads"
-
-
-def _lengths(lens: list[int] | str) -> str:
-    """Packed lengths in words; text is a generator's, see benchmarks/cases.toml."""
-    if isinstance(lens, list):
-        return " + ".join(map(str, lens))
-    if lens.startswith("random:"):
-        _, count, low, high, _ = lens.split(":")
-        return f"{count} of {low} to {high}"
-    return lens.replace("x", " x ")
-
-
-def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def _over(value: float | None, base: float | None) -> str:
+    """A time in ms with its ratio to `base` in brackets; empty without the time."""
+    if value is None:
+        return ""
+    return f"{value:.3f} ({value / base:.2f} x)" if base else f"{value:.3f}"
 
 
 def _times(row: dict[str, Any]) -> tuple[str, ...]:
-    ours, cells = row["ours_ms"], [_shape(row), _ms(row["floor_ms"]), _ms(row["ours_ms"])]
-    for name in ("flashkda", "fla"):
-        theirs = row["peers"].get(name)
-        cells.append("" if theirs is None or not ours else f"{theirs:.3f} ({theirs / ours:.2f} x)")
-    return tuple(cells)
+    ours, peers = row["ours_ms"], row["peers"]
+    cells = [_over(peers.get(name), ours) for name in ("flashkda", "fla")]
+    return (shape(row), f"{row['floor_ms']:.3f}", _over(ours, row["floor_ms"]), *cells)
 
 
 def _error(value: dict[str, float] | None) -> str:
@@ -124,14 +109,19 @@ def times_table(path: Path = RESULTS) -> str:
     found = results(path)
     if found is None:
         return _missing(path)
-    peers = ", ".join(f"{name} {text}" for name, text in sorted(found.get("versions", {}).items()) if text)
     intro = (
-        f"{found['device']}, driver {found['driver']}, torch {found['torch']}, {found['date']}, commit "
-        f"`{(found['commit'] or 'unknown')[:12]}`; {peers}. Copy rate in the same run: "
-        f"{found['copy_gbps'] / 1000:.2f} TB/s.\n\n"
+        f"{machine(found)}, commit `{(found['commit'] or 'unknown')[:12]}`; {versions(found)}. "
+        f"Copy rate in the same run: {found['copy_gbps'] / 1000:.2f} TB/s.\n\n"
     )
-    head = ("batch x tokens (D = 128)", "floor, ms", "flash-kda, ms", f"{PEER}, ms", "FLA, ms")
-    return intro + table(head, (_times(row) for row in found["rows"]))
+    head = ("batch x tokens (D = 128)", "floor, ms", *(f"{name}, ms" for name in NAMES.values()))
+    return intro + table(head, (_times(row) for row in found["rows"])) + _picture(path.with_suffix(".png"))
+
+
+def _picture(path: Path) -> str:
+    """The picture of the times; nothing where there is none."""
+    if not path.is_file():
+        return ""
+    return f"\n![The same times beside the floor, logarithmic]({path.relative_to(ROOT).as_posix()})\n"
 
 
 def errors_table(path: Path = RESULTS) -> str:
@@ -139,15 +129,16 @@ def errors_table(path: Path = RESULTS) -> str:
     found = results(path)
     if found is None:
         return _missing(path)
-    head = ("inputs", "flash-kda", PEER, "FLA")
-    names = ("ours", "flashkda", "fla")
+    if not found["accuracy"]:
+        return f"No figures: the run of `{path.name}` judged no accuracy. The command above does.\n"
     setup = found["accuracy_setup"]
     intro = (
         f"{setup['seqlen']} tokens, {setup['nheads']} heads, mean over {setup['batch']} draws and no initial "
         "state, unless the line says so.\n\n"
     )
     return intro + table(
-        head, ((row["case"], *(_error(row.get(name)) for name in names)) for row in found["accuracy"])
+        ("inputs", *NAMES.values()),
+        ((row["case"], *(_error(row.get(name)) for name in NAMES)) for row in found["accuracy"]),
     )
 
 

@@ -25,6 +25,7 @@ import _cases  # noqa: E402
 import _impls  # noqa: E402
 import _kernels  # noqa: E402
 import _peers  # noqa: E402
+import _plot  # noqa: E402
 import _report  # noqa: E402
 import bench_prefill  # noqa: E402
 
@@ -246,6 +247,83 @@ def test_the_table_of_kernels() -> None:
     assert "none (cpu)" in _report.kernel_table({"device": "cpu (dry run)", "rows": [row]})
 
 
+RESULTS = BENCHMARKS / "results" / "prefill_h200.json"
+
+
+def plotted(**changes: Any) -> dict[str, Any]:
+    """A result file of two rows."""
+    rows = [
+        {"batch": 1, "seqlen": 8, "nheads": 2, "lens": None, "floor_ms": 0.1, "ours_ms": 0.2, "peers": {}},
+        {"batch": 1, "seqlen": 48, "nheads": 2, "lens": "3x16", "floor_ms": math.nan, "ours_ms": None}
+        | {"peers": {"fla": 2.0}},
+    ]
+    about = {"device": "NVIDIA Test", "driver": "1.2", "torch": "2.11.0", "date": "2026-01-01T00:00Z"}
+    return {**about, "versions": {"flash_kda": "0.1.0", "fla": "fla_core-1"}, "rows": rows, **changes}
+
+
+def test_what_a_picture_holds() -> None:
+    picture = _plot.prepare(plotted())
+    assert picture.labels == ["1 x 8, 2 heads", "packed 3 x 16, 2 heads"]
+    assert picture.points == {"floor": ([0], [0.1]), "ours": ([0], [0.2]), "fla": ([1], [2.0])}
+    for text in ("NVIDIA Test", "driver 1.2", "torch 2.11.0", "2026-01-01", "flash_kda 0.1.0", "fla_core-1"):
+        assert text in picture.title
+    with pytest.raises(ValueError, match="no times"):
+        _plot.prepare(plotted(rows=[]))
+
+
+def described(path: Path) -> dict[str, str]:
+    """The texts in a PNG."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        image.load()
+        return dict(image.text)
+
+
+def test_a_picture_is_drawn_from_a_result_file(tmp_path: Path) -> None:
+    source = tmp_path / "result.json"
+    source.write_text(json.dumps(plotted()))
+    targets = [tmp_path / "new" / "a.png", tmp_path / "b.png"]
+    for target in targets:
+        assert bench_prefill.main(["--plot-from", str(source), "--plot", str(target)]) == 0
+    first, second = (target.read_bytes() for target in targets)
+    assert first == second and len(first) > 5000
+    digest = _plot.digest(_plot.load_result(source))
+    assert described(targets[0]) == {"Description": digest}
+    assert digest != _plot.digest(plotted(date="2026-01-02T00:00Z"))
+
+
+def test_the_kept_picture_is_of_the_kept_results() -> None:
+    kept = RESULTS.with_suffix(".png")
+    advice = f"run: python benchmarks/bench_prefill.py --plot-from {RESULTS} --plot {kept}"
+    assert described(kept)["Description"] == _plot.digest(_plot.load_result(RESULTS)), advice
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--plot-from", "gone.json", "--plot", "a.png"], "gone.json cannot be read"),
+        (["--plot-from", str(BENCHMARKS / "cases.toml"), "--plot", "a.png"], "cannot be read"),
+        (["--plot-from", str(RESULTS)], "give --plot FILE.png"),
+        (["--plot-from", str(RESULTS), "--plot", "a.svg"], "ends in .png"),
+    ],
+)
+def test_a_picture_that_cannot_be_made(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench_prefill.main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_matplotlib_is_missed_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert bench_prefill.main(["--suite", "h200", "--plot", "a.png"]) == 2
+    said = capsys.readouterr().err
+    assert "pip install -r ci/requirements/plot.in" in said and "--plot-from" in said
+
+
 FAKE = """
 import torch
 from oracle import kda_reference
@@ -265,7 +343,7 @@ def fake_peer(folder: Path, state: str) -> Path:
 
 def dry_run(peer: Path, out: Path, suite: str) -> tuple[int, dict[str, Any], str]:
     command = [sys.executable, str(BENCHMARKS / "bench_prefill.py"), "--device", "cpu", "--tiny"]
-    command += ["--suite", suite, "--peers", "flashkda"]
+    command += ["--suite", suite, "--peers", "flashkda", "--plot", str(out.with_suffix(".png"))]
     command += ["--ours-path", str(ROOT), "--flashkda-path", str(peer), "--json", str(out)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # tensors this small only lose time to threads
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
@@ -277,6 +355,7 @@ def test_the_whole_command_in_a_dry_run(tmp_path: Path) -> None:
     code, result, text = dry_run(fake_peer(tmp_path / "peer", "s"), out, "h200")
     assert code == 0, text
     assert text.count("none (cpu)") == 2 * 16
+    assert described(out.with_suffix(".png"))["Description"] == _plot.digest(result)
     wanted = {"device", "driver", "torch", "date", "commit", "wheel_sha256", "copy_gbps", "rows", "accuracy"}
     assert wanted <= set(result)
     for row in result["rows"]:

@@ -194,8 +194,9 @@ def test_result_tables(tmp_path: Path) -> None:
     path.write_text(json.dumps(RESULT))
     times = docs.times_table(path)
     assert "4.24 TB/s" in times and "NVIDIA Test" in times
-    assert "| 1 x 8192, 96 heads | 0.250 | 0.500 | 1.000 (2.00 x) |  |" in times
-    assert "| packed 3 x 16, 2 heads | 0.100 |  |  |  |" in times
+    assert "| 1 x 8192, 96 heads | 0.250 | 0.500 (2.00 x) | 1.000 (2.00 x) |  |" in times
+    assert "| packed 3 x 16, 2 heads | 0.100 |  |  | 2.000 |" in times
+    assert "![" not in times
     assert "| keys | 4.0e-03 / 3.0e-03 |  | 1.0e-01 / 2.0e-01 |" in docs.errors_table(path)
 
 
@@ -204,7 +205,18 @@ def test_result_tables(tmp_path: Path) -> None:
     [([5, 0, 7], "5 + 0 + 7"), ("4096x16", "4096 x 16"), ("random:256:1:512:64319", "256 of 1 to 512")],
 )
 def test_packed_lengths_in_words(lens: list[int] | str, text: str) -> None:
-    assert docs._shape({"lens": lens, "nheads": 2}) == f"packed {text}, 2 heads"
+    assert docs.shape({"lens": lens, "nheads": 2}) == f"packed {text}, 2 heads"
+
+
+def test_a_picture_beside_the_results_is_shown() -> None:
+    assert docs.RESULTS.with_suffix(".png").is_file()
+    assert "](benchmarks/results/prefill_h200.png)" in docs.times_table()
+
+
+def test_a_run_without_accuracy_gives_no_errors(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({**RESULT, "accuracy": [], "accuracy_setup": None}))
+    assert docs.errors_table(path).startswith("No figures")
 
 
 def test_no_figures_without_a_result_file() -> None:

@@ -1,0 +1,36 @@
+"""Cases, implementations and machines in words, for the README's tables (ci/docs.py) and the picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# tokenspeed-flashkda calls itself FlashKDA, as this project is called.
+NAMES = {"ours": "flash-kda", "flashkda": "tokenspeed-flashkda", "fla": "FLA"}
+
+
+def shape(row: dict[str, Any]) -> str:
+    """A row of the result file: ``1 x 8192, 96 heads`` or the packed lengths."""
+    if row["lens"] is None:
+        return f"{row['batch']} x {row['seqlen']}, {row['nheads']} heads"
+    return f"packed {_lengths(row['lens'])}, {row['nheads']} heads"
+
+
+def _lengths(lens: list[int] | str) -> str:
+    """Packed lengths; text is a generator's, see cases.toml."""
+    if isinstance(lens, list):
+        return " + ".join(map(str, lens))
+    if lens.startswith("random:"):
+        _, count, low, high, _ = lens.split(":")
+        return f"{count} of {low} to {high}"
+    return lens.replace("x", " x ")
+
+
+def machine(result: dict[str, Any]) -> str:
+    """What a result was measured on, and when."""
+    return f"{result['device']}, driver {result['driver']}, torch {result['torch']}, {result['date']}"
+
+
+def versions(result: dict[str, Any]) -> str:
+    """The versions of every implementation that took part."""
+    found = sorted(result.get("versions", {}).items())
+    return ", ".join(f"{name} {text}" for name, text in found if text)
