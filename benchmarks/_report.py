@@ -43,17 +43,24 @@ def _kernels(case: Case, results: Lines) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+def shape_of(case: Case) -> dict[str, Any]:
+    """Name and shape of a case as a result file keeps them: generated lengths as their text."""
+    return {
+        "case": case.name,
+        "batch": case.batch,
+        "seqlen": case.seqlen,
+        "nheads": case.nheads,
+        "lens": case.generator or (None if case.lens is None else list(case.lens)),
+    }
+
+
 def build_row(case: Case, results: Lines, copy_gbps: float) -> dict[str, Any]:
     """One row of the result file; None where an implementation has no time."""
     floor_ms = case.bytes_moved / copy_gbps / 1e6
     times = {name: _times(results, name).get(case.name) for name in TIMED}
     ours = times["ours"]
     row: dict[str, Any] = {
-        "case": case.name,
-        "batch": case.batch,
-        "seqlen": case.seqlen,
-        "nheads": case.nheads,
-        "lens": case.generator or (None if case.lens is None else list(case.lens)),
+        **shape_of(case),
         "floor_ms": floor_ms,
         "ours_ms": ours["ms"] if ours else None,
         "peers": {name: line["ms"] for name in TIMED[1:] if (line := times[name])},

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
 import json
 import os
 import shutil
@@ -23,33 +22,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import _peers
 import _plot
-import torch
 from _cases import AccuracyLine, Case, choose_suite, load_accuracy, load_cases, make_case, select
 from _impls import ACCURACY_ONLY
 from _report import accuracy_table, build_result, kernel_table, read_lines, time_table, to_csv
+from _run import Run, check_device, environment, gather_facts
 
 HERE = Path(__file__).resolve().parent
-REPO = HERE.parent
-
-
-@dataclass(frozen=True)
-class Run:
-    """What every process of this run shares. A peer without a path is the installed one."""
-
-    scratch: Path
-    device: str
-    seed: int
-    cases: list[Case]
-    accuracy: list[AccuracyLine]
-    peer_paths: dict[str, Path | None]
-    ours_path: Path | None
-    timeout_s: int
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -98,17 +82,6 @@ def shrink(case: Case) -> Case:
     lens = None if case.lens is None else tuple(min(5, n) for n in case.lens[:4])
     seqlen = min(24, case.seqlen) if lens is None else sum(lens)
     return Case(case.name, min(2, case.batch), seqlen, min(2, case.nheads), lens, case.peers)
-
-
-def environment(name: str, run: Run) -> dict[str, str]:
-    """The process's environment: its own package's folder comes first on the path."""
-    env = dict(os.environ)
-    folder = run.ours_path if name in ("ours", "judge") else run.peer_paths[name]
-    if folder is not None:
-        env["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [env.get("PYTHONPATH")])])
-    if name == "fla":
-        env["FLA_FLASH_KDA"] = "0"
-    return env
 
 
 def spawn(
@@ -213,87 +186,6 @@ def run_all(run: Run) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     return results, problems
 
 
-def _output(*command: str) -> str | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
-
-
-def installed_facts(run: Run) -> dict[str, Any]:
-    """Commit and sha256 of the installed package, as its build record and pip's own record state them;
-    ValueError when they cannot be read or there is no package."""
-    code = (
-        "import importlib.metadata as m, json, pathlib, importlib.util as u\n"
-        "facts = {}\n"
-        "try:\n"
-        "    d = m.distribution('flash-kda'); facts['version'] = d.version\n"
-        "    facts['direct'] = json.loads(d.read_text('direct_url.json') or '{}')\n"
-        "except m.PackageNotFoundError: pass\n"
-        "spec = u.find_spec('flash_kda')\n"
-        "facts['found'] = bool(spec and spec.origin)\n"
-        "file = pathlib.Path(spec.origin).with_name('build_record.json') if facts['found'] else None\n"
-        "if file and file.exists(): facts['record'] = json.loads(file.read_text())\n"
-        "print(json.dumps(facts))\n"
-    )
-    # -P and the scratch folder as cwd keep the checkout's own flash_kda off the path.
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=run.scratch,
-        env=environment("ours", run),
-        timeout=60,
-    )
-    if done.returncode != 0:
-        raise ValueError(f"what is installed cannot be read; expected facts, got:\n{done.stderr}")
-    facts = dict(json.loads(done.stdout))
-    if not facts.pop("found"):
-        where = f"not in {run.ours_path}" if run.ours_path else "not installed"
-        raise ValueError(f"flash_kda is {where}: pip install a wheel, or give --ours-path .")
-    return facts
-
-
-def check_device(device: str) -> None:
-    """ValueError when the run is to be on a GPU and torch sees none."""
-    if device != "cpu" and not torch.cuda.is_available():
-        raise ValueError(
-            "torch sees no GPU: run on a machine with one, or try the scripts: --device cpu --tiny"
-        )
-
-
-def gather_facts(args: argparse.Namespace, run: Run) -> dict[str, Any]:
-    """Everything about the run that no worker knows."""
-    installed = installed_facts(run)
-    archive = installed.get("direct", {}).get("archive_info", {})
-    sha256 = archive.get("hashes", {}).get("sha256")
-    if args.wheel:
-        given = hashlib.sha256(args.wheel.read_bytes()).hexdigest()
-        if sha256 not in (None, given):
-            raise ValueError(f"installed flash-kda: sha256 {sha256}, expected {given}; install {args.wheel}")
-        sha256 = given
-    line = run.accuracy[0] if run.accuracy else None
-    peers = {name: _peers.version(folder) for name, folder in run.peer_paths.items()}
-    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return {
-        "driver": driver.splitlines()[0] if driver else None,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
-        "commit": source_commit(installed.get("record", {})),
-        "wheel_sha256": sha256,
-        "accuracy_setup": line and {"batch": line.batch, "seqlen": line.seqlen, "nheads": line.nheads},
-        "versions": {"flash_kda": installed.get("version"), **peers},
-    }
-
-
-def source_commit(record: dict[str, Any]) -> str | None:
-    """The build record's commit of the installed package ("+dirty" where it was); None without one."""
-    source = record.get("source", {})
-    if not source.get("commit"):
-        return None
-    return str(source["commit"]) + ("+dirty" if source.get("dirty") else "")
-
-
 def publish(result: dict[str, Any], args: argparse.Namespace) -> None:
     """Write the files that were asked for and print the tables."""
     if args.json:
@@ -335,7 +227,7 @@ def benchmark(args: argparse.Namespace) -> int:
     try:
         ours_path = args.ours_path and args.ours_path.resolve()
         run = Run(scratch, args.device, args.seed, cases, accuracy, paths, ours_path, args.timeout)
-        facts = gather_facts(args, run)
+        facts = gather_facts(run, args.wheel)
         results, problems = run_all(run)
         result = build_result(cases, results, {**facts, "problems": problems})
         publish(result, args)

@@ -27,6 +27,7 @@ import _kernels  # noqa: E402
 import _peers  # noqa: E402
 import _plot  # noqa: E402
 import _report  # noqa: E402
+import _run  # noqa: E402
 import bench_prefill  # noqa: E402
 
 
@@ -379,10 +380,10 @@ def test_each_process_runs_the_package_of_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_run_is_credited_to_no_commit_but_the_wheels_own() -> None:
-    assert bench_prefill.source_commit({}) is None
-    assert bench_prefill.source_commit({"source": {"commit": None, "dirty": None}}) is None
-    assert bench_prefill.source_commit({"source": {"commit": "abc", "dirty": False}}) == "abc"
-    assert bench_prefill.source_commit({"source": {"commit": "abc", "dirty": True}}) == "abc+dirty"
+    assert _run.source_commit({}) is None
+    assert _run.source_commit({"source": {"commit": None, "dirty": None}}) is None
+    assert _run.source_commit({"source": {"commit": "abc", "dirty": False}}) == "abc"
+    assert _run.source_commit({"source": {"commit": "abc", "dirty": True}}) == "abc+dirty"
 
 
 def test_facts_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
@@ -392,9 +393,9 @@ def test_facts_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     (broken / "build_record.json").write_text("{")
     run = bench_prefill.Run(tmp_path, "cpu", 1, [], [], {}, tmp_path, 9)
     with pytest.raises(ValueError, match="JSONDecodeError"):
-        bench_prefill.installed_facts(run)
+        _run.installed_facts(run)
     (broken / "build_record.json").write_text('{"source": {}}')
-    assert bench_prefill.installed_facts(run)["record"] == {"source": {}}
+    assert _run.installed_facts(run)["record"] == {"source": {}}
 
 
 def test_without_a_gpu_there_is_one_line_and_no_table(

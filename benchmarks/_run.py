@@ -1,0 +1,126 @@
+"""What every process of a run shares, and the facts about the run that no worker knows."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import _peers
+import torch
+from _cases import AccuracyLine, Case
+
+REPO = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every process of this run shares. A peer without a path is the installed one."""
+
+    scratch: Path
+    device: str
+    seed: int
+    cases: list[Case]
+    accuracy: list[AccuracyLine]
+    peer_paths: dict[str, Path | None]
+    ours_path: Path | None
+    timeout_s: int
+
+
+def environment(name: str, run: Run) -> dict[str, str]:
+    """The process's environment: its own package's folder comes first on the path."""
+    env = dict(os.environ)
+    folder = run.ours_path if name in ("ours", "judge") else run.peer_paths[name]
+    if folder is not None:
+        env["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [env.get("PYTHONPATH")])])
+    if name == "fla":
+        env["FLA_FLASH_KDA"] = "0"
+    return env
+
+
+def command_output(*command: str) -> str | None:
+    """What a command prints; None when it fails, prints nothing or is not there."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def installed_facts(run: Run) -> dict[str, Any]:
+    """Commit and sha256 of the installed package, as its build record and pip's own record state them;
+    ValueError when they cannot be read or there is no package."""
+    code = (
+        "import importlib.metadata as m, json, pathlib, importlib.util as u\n"
+        "facts = {}\n"
+        "try:\n"
+        "    d = m.distribution('flash-kda'); facts['version'] = d.version\n"
+        "    facts['direct'] = json.loads(d.read_text('direct_url.json') or '{}')\n"
+        "except m.PackageNotFoundError: pass\n"
+        "spec = u.find_spec('flash_kda')\n"
+        "facts['found'] = bool(spec and spec.origin)\n"
+        "file = pathlib.Path(spec.origin).with_name('build_record.json') if facts['found'] else None\n"
+        "if file and file.exists(): facts['record'] = json.loads(file.read_text())\n"
+        "print(json.dumps(facts))\n"
+    )
+    # -P and the scratch folder as cwd keep the checkout's own flash_kda off the path.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=run.scratch,
+        env=environment("ours", run),
+        timeout=60,
+    )
+    if done.returncode != 0:
+        raise ValueError(f"what is installed cannot be read; expected facts, got:\n{done.stderr}")
+    facts = dict(json.loads(done.stdout))
+    if not facts.pop("found"):
+        where = f"not in {run.ours_path}" if run.ours_path else "not installed"
+        raise ValueError(f"flash_kda is {where}: pip install a wheel, or give --ours-path .")
+    return facts
+
+
+def check_device(device: str) -> None:
+    """ValueError when the run is to be on a GPU and torch sees none."""
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(
+            "torch sees no GPU: run on a machine with one, or try the scripts: --device cpu --tiny"
+        )
+
+
+def gather_facts(run: Run, wheel: Path | None) -> dict[str, Any]:
+    """Everything about the run that no worker knows."""
+    installed = installed_facts(run)
+    archive = installed.get("direct", {}).get("archive_info", {})
+    sha256 = archive.get("hashes", {}).get("sha256")
+    if wheel:
+        given = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        if sha256 not in (None, given):
+            raise ValueError(f"installed flash-kda: sha256 {sha256}, expected {given}; install {wheel}")
+        sha256 = given
+    line = run.accuracy[0] if run.accuracy else None
+    peers = {name: _peers.version(folder) for name, folder in run.peer_paths.items()}
+    driver = command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "driver": driver.splitlines()[0] if driver else None,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "commit": source_commit(installed.get("record", {})),
+        "wheel_sha256": sha256,
+        "accuracy_setup": line and {"batch": line.batch, "seqlen": line.seqlen, "nheads": line.nheads},
+        "versions": {"flash_kda": installed.get("version"), **peers},
+    }
+
+
+def source_commit(record: dict[str, Any]) -> str | None:
+    """The build record's commit of the installed package ("+dirty" where it was); None without one."""
+    source = record.get("source", {})
+    if not source.get("commit"):
+        return None
+    return str(source["commit"]) + ("+dirty" if source.get("dirty") else "")
