@@ -34,3 +34,16 @@ def versions(result: dict[str, Any]) -> str:
     """The versions of every implementation that took part."""
     found = sorted(result.get("versions", {}).items())
     return ", ".join(f"{name} {text}" for name, text in found if text)
+
+
+def percent(value: float | None) -> str:
+    """A share in whole percent, with a digit more below 10; `-` where there is none."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
+
+
+def stall_words(kernel: dict[str, Any]) -> str:
+    """What the warps of a kernel waited for: ``barrier 41, long scoreboard 20``."""
+    found = [f"{stall['reason'].replace('_', ' ')} {percent(stall['share'])}" for stall in kernel["stalls"]]
+    return ", ".join(found) or "-"

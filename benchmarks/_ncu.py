@@ -1,0 +1,226 @@
+"""Nsight Compute: how one call is profiled, and its raw page (CSV) read into plain numbers.
+
+Versions of ncu name the same figure differently, so each figure has a list of names, best first. One that no
+name gives stays None and is listed as missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _kernels import kernel_name
+
+SECTIONS = (
+    "SpeedOfLight",
+    "ComputeWorkloadAnalysis",
+    "MemoryWorkloadAnalysis",
+    "SchedulerStats",
+    "WarpStateStats",
+    "Occupancy",
+    "LaunchStats",
+)
+TOP_STALLS = 4
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The names of one figure, each with the factor that brings its base unit to ours."""
+
+    names: tuple[tuple[str, float], ...]
+    unit: str = ""  # "us" or "byte": the raw page's unit must be of that kind
+
+
+def _named(*names: str) -> tuple[tuple[str, float], ...]:
+    return tuple((name, 1.0) for name in names)
+
+
+METRICS = {
+    "us": Metric(_named("gpu__time_duration.sum", "gpu__time_duration.avg"), "us"),
+    "blocks": Metric(_named("launch__grid_size")),
+    "threads": Metric(_named("launch__block_size")),
+    "registers": Metric(_named("launch__registers_per_thread")),
+    "dynamic_smem": Metric(_named("launch__shared_mem_per_block_dynamic"), "byte"),
+    "issue": Metric(
+        (
+            ("sm__inst_issued.avg.pct_of_peak_sustained_active", 1.0),
+            ("smsp__issue_active.avg.pct_of_peak_sustained_active", 1.0),
+            ("smsp__issue_active.avg.per_cycle_active", 100.0),
+            ("sm__inst_issued.avg.per_cycle_active", 25.0),
+            ("sm__inst_executed.avg.per_cycle_active", 25.0),
+        )
+    ),
+    "tensor": Metric(
+        _named(
+            "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+            "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+            "sm__pipe_tensor_subpipe_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+            "sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active",
+            "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+            "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+            "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        )
+    ),
+    "shared": Metric(
+        _named(
+            "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_active",
+            "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed",
+            "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
+            "sm__inst_executed_pipe_lsu.avg.pct_of_peak_sustained_active",
+            "sm__inst_executed_pipe_lsu.avg.pct_of_peak_sustained_elapsed",
+        )
+    ),
+    "l2": Metric(
+        _named(
+            "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+            "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
+        )
+    ),
+    "dram": Metric(
+        _named(
+            "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+            "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        )
+    ),
+    "warps": Metric(
+        (
+            ("sm__warps_active.avg.per_cycle_active", 1.0),
+            ("smsp__warps_active.avg.per_cycle_active", 4.0),
+        )
+    ),
+}
+# One family of stalls is used, never a mixture: the first of which the page has a value.
+STALLS = (
+    r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio",
+    r"smsp__average_warp_latency_issue_stalled_(\w+)\.ratio",
+    r"smsp__warp_issue_stalled_(\w+)_per_warp_active\.pct",
+)
+_TIME_US = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3, "ms": 1e3}
+_TIME_US |= {"second": 1e6, "s": 1e6}
+_PREFIX = {"K": 1e3, "M": 1e6, "G": 1e9}  # ncu's Kbyte is 1000 bytes
+
+Row = dict[str, tuple[str, str]]  # column -> (value, unit), as printed
+
+
+def command(ncu: str, log: Path, program: Iterable[str]) -> list[str]:
+    """Profile the kernels of `program` between its profiler start and stop; the raw page goes to `log`."""
+    sections = [word for name in SECTIONS for word in ("--section", name)]
+    fixed = ["--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
+    chosen = ["--kernel-name", "regex:kda_fwd", *sections]
+    # Base units: the automatic ones round 32768 bytes to 32.77 Kbyte.
+    page = ["--page", "raw", "--csv", "--print-units", "base", "--log-file", str(log)]
+    return [ncu, *fixed, *chosen, *page, *program]
+
+
+def parse(text: str) -> list[Row]:
+    """One row a kernel; ValueError for a page that is not whole or holds no kernel."""
+    lines = text.splitlines()
+    start = next((index for index, line in enumerate(lines) if line.startswith('"ID",')), None)
+    if start is None:
+        said = [line for line in lines if line.startswith(("==ERROR==", "==WARNING=="))]
+        raise ValueError("no table in ncu's output; expected a line of column names; " + _said(said))
+    body = [line for line in lines[start:] if line.strip() and not line.startswith("==")]
+    try:
+        head, *rest = csv.reader(body, strict=True)
+    except csv.Error as error:
+        raise ValueError(f"ncu's table is cut off or damaged: {error}") from error
+    if "Kernel Name" not in head or not rest:
+        raise ValueError(f"ncu's table is cut off: {len(head)} column names and {len(rest)} rows below them")
+    for index, cells in enumerate(rest):
+        if len(cells) != len(head):
+            raise ValueError(f"ncu's table is cut off: row {index} has {len(cells)} cells of {len(head)}")
+    units, *kernels = rest
+    if units[head.index("ID")]:
+        raise ValueError("ncu's table has no row of units below the names; expected --page raw --csv")
+    profiled = sum(line.startswith('==PROF== Profiling "') for line in lines)
+    if not kernels or (profiled and profiled != len(kernels)):
+        raise ValueError(f"ncu's table has {len(kernels)} kernels, expected {profiled or 'at least one'}")
+    return [dict(zip(head, zip(cells, units, strict=True), strict=True)) for cells in kernels]
+
+
+def _said(lines: list[str]) -> str:
+    return "ncu said: " + (" / ".join(lines)[:600] or "nothing")
+
+
+def number(cell: tuple[str, str], kind: str = "") -> float | None:
+    """A cell in us, byte or 1; None where ncu has no value, ValueError for a unit that is not of the kind."""
+    text, unit = cell
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        return None  # "n/a", "no data" or empty
+    if value != value:
+        return None
+    base = unit.split("/")[0]
+    if kind == "us" and base in _TIME_US:
+        return value * _TIME_US[base]
+    bare = base[1:] if base[:1] in _PREFIX else base
+    if kind and (kind != "byte" or bare != "byte"):
+        raise ValueError(f"ncu's unit {unit!r} is not understood where {kind!r} is meant")
+    return value * _PREFIX.get(base[:1], 1.0)
+
+
+def look_up(row: Row, metric: Metric) -> tuple[float | None, str | None]:
+    """The figure and the name it was found under."""
+    for name, factor in metric.names:
+        value = number(row[name], metric.unit) if name in row else None
+        if value is not None:
+            return value * factor, name
+    return None, None
+
+
+def stalls(row: Row) -> list[dict[str, Any]]:
+    """Where the warps' time went, as shares of all of it, largest first. `selected` is no stall: the warp
+    issued."""
+    for pattern in STALLS:
+        found: dict[str, float] = {}
+        for column, cell in row.items():
+            match = re.fullmatch(pattern, column)
+            value = number(cell) if match else None
+            if match and value is not None and not match[1].endswith("_not_issued"):
+                found[match[1]] = value
+        total = sum(found.values())
+        if total > 0:
+            found.pop("selected", None)
+            top = sorted(found.items(), key=lambda item: -item[1])[:TOP_STALLS]
+            return [{"reason": reason, "share": round(100 * value / total, 1)} for reason, value in top]
+    return []
+
+
+def _extent(row: Row, column: str) -> list[int] | None:
+    """Grid or block: ``(132, 1, 1)``."""
+    found = [int(part) for part in re.findall(r"\d+", row.get(column, ("", ""))[0])]
+    return found or None
+
+
+def _tidy(key: str, value: float | None) -> float | int | None:
+    if value is None:
+        return None
+    return round(value) if key in ("blocks", "threads", "registers", "dynamic_smem") else round(value, 3)
+
+
+def kernel(row: Row, sms: int) -> dict[str, Any]:
+    """The figures of one kernel. `metrics` says under which names they stood, `missing` which have none."""
+    name = kernel_name(row["Kernel Name"][0])
+    found = {key: look_up(row, metric) for key, metric in METRICS.items()}
+    figures = {key: _tidy(key, value) for key, (value, _) in found.items()}
+    extents = {"grid": _extent(row, "Grid Size"), "block": _extent(row, "Block Size")}
+    blocks = figures["blocks"]
+    share = None if blocks is None else round(100 * min(1.0, blocks / sms), 1)
+    result: dict[str, Any] = {"name": name, **extents, **figures, "sm_share": share, "stalls": stalls(row)}
+    result["metrics"] = {key: used for key, (_, used) in found.items() if used}
+    result["missing"] = [key for key, value in result.items() if value is None or value == []]
+    return result
+
+
+def wanted(key: str) -> str:
+    """What was looked for where a figure is missing."""
+    if key in METRICS:
+        return ", ".join(name for name, _ in METRICS[key].names)
+    return {"grid": "Grid Size", "block": "Block Size", "sm_share": "launch__grid_size"}.get(
+        key, ", ".join(STALLS)
+    )
