@@ -1,9 +1,10 @@
-"""Writes the generated tables of README.md: ``python -m ci.docs`` (``--check`` fails when one is stale).
+"""Writes the generated tables of README.md and docs/performance.md: ``python -m ci.docs`` (``--check`` fails
+when one is stale).
 
 GPUs come from ci/matrix.toml and the kernel table, with the records of wheels/records behind the words
 "run on hardware"; times and errors come from benchmarks/results/prefill_h200.json, beside which its picture
-lies. A missing file gives a sentence that says so, never an older number. Each table stands between two
-comments, see `_BLOCK`.
+lies; what limits each kernel comes from profile_h200.json there. A missing file gives a sentence that says
+so, never an older number. Each table stands between two comments, see `_BLOCK`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._words import NAMES, machine, shape, versions
+from benchmarks._words import NAMES, machine, percent, shape, stall_words, versions
 from ci import matrix
 from ci.archs import arch
 from ci.errors import ConfigError, LintError, run_cli
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
+PAGES = (README, PERFORMANCE)
 RECORDS = ROOT / "wheels" / "records"
 RESULTS = ROOT / "benchmarks" / "results" / "prefill_h200.json"
+PROFILE = ROOT / "benchmarks" / "results" / "profile_h200.json"
 RUN = "run on hardware"
+LIMITS = {"issue": "issue", "tensor": "tensor", "shared": "shared", "l2": "L2", "dram": "DRAM"}
 
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -142,6 +147,51 @@ def errors_table(path: Path = RESULTS) -> str:
     )
 
 
+def _profiled(row: dict[str, Any], kernel: dict[str, Any]) -> tuple[str, ...]:
+    """A kernel's line: time, blocks, and how busy it kept what it runs on."""
+    us = "-" if kernel["us"] is None else f"{kernel['us']:.1f}"
+    blocks = "-" if kernel["blocks"] is None else f"{kernel['blocks']} ({percent(kernel['sm_share'])})"
+    warps = "-" if kernel["warps"] is None else f"{kernel['warps']:.1f}"
+    limits = (percent(kernel[key]) for key in LIMITS)
+    return (shape(row), f"`{kernel['name']}`", us, blocks, warps, *limits, stall_words(kernel))
+
+
+def _measured_as(found: dict[str, Any]) -> str:
+    """Which of ncu's metrics stands behind each column of percent, and which gave nothing."""
+    used = {head: found["metrics"].get(key) for key, head in LIMITS.items()}
+    return "; ".join(
+        f"{head}: {', '.join(f'`{name}`' for name in names) if names else 'not given by this ncu'}"
+        for head, names in used.items()
+    )
+
+
+def profile_table(path: Path = PROFILE) -> str:
+    """What limits each kernel of each case, by one profiled call."""
+    found = results(path)
+    if found is None:
+        return (
+            f"No profile is on record: `{path.relative_to(ROOT).as_posix()}` is not in this tree. "
+            "On a machine with an H200 and Nsight Compute, this makes it:\n\n"
+            f"    python benchmarks/profile_rows.py --suite h200 --json {path.relative_to(ROOT).as_posix()}\n"
+        )
+    intro = (
+        f"{machine(found)}, ncu {found['ncu']}, commit `{(found['commit'] or 'unknown')[:12]}`; "
+        f"{versions(found)}. {found['sms']} SMs.\n\n"
+        "One call, one kernel at a time: none overlaps another; the L2 cache is as the run before left it. "
+        "In brackets after the blocks: the share of the SMs that had one, %. Warps: active on an SM, on "
+        f"average. Then % of the peak ({_measured_as(found)}), "
+        "and the largest shares, %, of the warps' time.\n\n"
+    )
+    head = ("batch x tokens (D = 128)", "kernel", "us", "blocks", "warps", *LIMITS.values(), "top stalls")
+    blank = ("not profiled", *[""] * (len(head) - 2))
+    lines = [
+        line
+        for row in found["rows"]
+        for line in [_profiled(row, kernel) for kernel in row["kernels"]] or [(shape(row), *blank)]
+    ]
+    return intro + table(head, lines)
+
+
 def render(text: str, blocks: dict[str, Callable[[], str]]) -> str:
     """`text` with every generated block written anew; ConfigError for a block nobody writes."""
 
@@ -156,7 +206,19 @@ def render(text: str, blocks: dict[str, Callable[[], str]]) -> str:
 
 def blocks() -> dict[str, Callable[[], str]]:
     """The tables by name."""
-    return {"gpus": lambda: gpu_table(matrix.load()), "times": times_table, "errors": errors_table}
+    return {
+        "gpus": lambda: gpu_table(matrix.load()),
+        "times": times_table,
+        "errors": errors_table,
+        "profile": profile_table,
+    }
+
+
+def stale(page: Path) -> str | None:
+    """The page's text as it should be; None where it is so already."""
+    old = page.read_text(encoding="utf-8")
+    new = render(old, blocks())
+    return None if new == old else new
 
 
 def main() -> int:
@@ -164,13 +226,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ci.docs", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a table is stale")
     given = parser.parse_args()
-    old = README.read_text(encoding="utf-8")
-    new = render(old, blocks())
-    if new == old:
-        return 0
-    if given.check:
-        raise LintError("README.md: a generated table differs from its source.\nNext: python -m ci.docs")
-    README.write_text(new, encoding="utf-8")
+    texts = {page: text for page in PAGES if (text := stale(page)) is not None}
+    if texts and given.check:
+        names = ", ".join(page.relative_to(ROOT).as_posix() for page in texts)
+        raise LintError(f"{names}: a generated table differs from its source.\nNext: python -m ci.docs")
+    for page, text in texts.items():
+        page.write_text(text, encoding="utf-8")
     return 0
 
 

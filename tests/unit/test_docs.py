@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ci import docs, matrix
-from ci.errors import ConfigError
+from ci.errors import ConfigError, LintError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -101,11 +101,15 @@ def test_the_first_commands_are_the_two() -> None:
     assert commands[:2] == ["pip install nox && nox -s build_wheels", "nox -s tests"]
 
 
-def test_generated_tables_are_fresh() -> None:
-    text = docs.README.read_text(encoding="utf-8")
-    assert docs.render(text, docs.blocks()) == text, "run: python -m ci.docs"
+@pytest.mark.parametrize("page", docs.PAGES, ids=lambda page: page.name)
+def test_generated_tables_are_fresh(page: Path) -> None:
+    assert docs.stale(page) is None, "run: python -m ci.docs"
+
+
+def test_every_generated_table_stands_in_one_page() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in docs.PAGES)
     for name in docs.blocks():
-        assert f"<!-- generated: {name} -->" in text
+        assert text.count(f"<!-- generated: {name} -->") == 1, name
 
 
 def test_a_stale_table_is_seen() -> None:
@@ -132,7 +136,8 @@ def test_links_and_files_exist(page: Path) -> None:
     )
     for link in links:
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
-    made = ("flash_kda/_C.abi3.so", "benchmarks/results/prefill_h200.json")
+    kept = "benchmarks/results"
+    made = ("flash_kda/_C.abi3.so", f"{kept}/prefill_h200.json", f"{kept}/profile_h200.json")
     for file in files:
         assert file in made or (ROOT / file).exists(), f"{page.name} names {file}"
 
@@ -223,6 +228,56 @@ def test_no_figures_without_a_result_file() -> None:
     absent = docs.ROOT / "benchmarks" / "results" / "absent.json"
     for text in (docs.times_table(absent), docs.errors_table(absent)):
         assert text.startswith("No figures") and not re.search(r"\d\.\d", text)
+
+
+def profiled(**changes: Any) -> dict[str, Any]:
+    """A profile of one case with one kernel, and one that could not be profiled."""
+    kernel = {"name": "kda_fwd_kernel", "us": 523.46, "blocks": 66, "sm_share": 50.0, "warps": 11.97}
+    figures = {"issue": 43.2, "tensor": None, "shared": 62.0, "l2": 8.25, "dram": 0.0}
+    found = [{"reason": "long_scoreboard", "share": 41.2}, {"reason": "wait", "share": 9.5}]
+    rows = [
+        {"batch": 1, "seqlen": 8192, "nheads": 8, "lens": None}
+        | {"kernels": [{**kernel, **figures, "stalls": found}]},
+        {"batch": 1, "seqlen": 48, "nheads": 2, "lens": "3x16", "kernels": []},
+    ]
+    about = {key: RESULT[key] for key in ("device", "driver", "torch", "date", "commit", "versions")}
+    metrics = {"issue": ["sm__inst_issued.x"], "tensor": [], "shared": ["a", "b"], "l2": ["c"], "dram": ["d"]}
+    return {**about, "ncu": "2025.3", "sms": 132, "metrics": metrics, "rows": rows, **changes}
+
+
+def test_the_table_of_limits(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profiled()))
+    intro, said, *lines = docs.profile_table(path).split("\n\n")
+    assert "NVIDIA Test" in intro and "ncu 2025.3, commit `abcdef012345`" in intro and "132 SMs" in intro
+    assert "issue: `sm__inst_issued.x`; tensor: not given by this ncu; shared: `a`, `b`" in said
+    head, _, first, second = lines[0].splitlines()
+    columns = "batch x tokens (D = 128) | kernel | us | blocks | warps | issue | tensor | shared | L2 | DRAM"
+    assert head == f"| {columns} | top stalls |"
+    cells = "`kda_fwd_kernel` | 523.5 | 66 (50) | 12.0 | 43 | - | 62 | 8.2 | 0 | long scoreboard 41, wait 9.5"
+    assert first == f"| 1 x 8192, 8 heads | {cells} |"
+    assert second.startswith("| packed 3 x 16, 2 heads | not profiled |")
+    assert head.count("|") == first.count("|") == second.count("|")
+
+
+def test_without_a_profile_there_is_the_command() -> None:
+    said = docs.profile_table(docs.ROOT / "benchmarks" / "results" / "absent.json")
+    assert said.startswith("No profile is on record: ") and not re.search(r"\d\.\d", said)
+    assert "python benchmarks/profile_rows.py --suite h200 --json benchmarks/results/absent.json" in said
+
+
+def test_a_stale_page_is_named_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# T\n\n<!-- generated: profile -->\nold\n<!-- end -->\nrest\n")
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    monkeypatch.setattr(docs, "PAGES", (page,))
+    monkeypatch.setattr(docs, "blocks", lambda: {"profile": lambda: "new\n"})
+    monkeypatch.setattr(sys, "argv", ["ci.docs", "--check"])
+    with pytest.raises(LintError, match=r"page\.md: a generated table differs"):
+        docs.main()
+    monkeypatch.setattr(sys, "argv", ["ci.docs"])
+    assert docs.main() == 0
+    assert page.read_text() == "# T\n\n<!-- generated: profile -->\nnew\n<!-- end -->\nrest\n"
 
 
 def test_an_unknown_block_is_an_error() -> None:
