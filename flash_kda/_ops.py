@@ -6,6 +6,7 @@ here, so that CPU and meta tensors, ``torch.compile`` and ``torch.export`` work 
 kernels.
 
 ``lower_bound`` is a float in both: 0.0 stands for the softplus gate (a bounded gate at 0 would never decay).
+``segment_tokens`` is an int in both: -1 stands for None.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from torch import Tensor
 
 from . import _library
 from .backends import reference
-from .checks import check_fwd
+from .checks import check_fwd, check_segment_tokens
 
 NAMESPACE = "flash_kda"
 ARGUMENTS = (
     "(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, Tensor(a!) out, Tensor? A_log, "
     "Tensor? dt_bias, float lower_bound, Tensor? initial_state, Tensor(b!)? final_state, "
-    "Tensor? cu_seqlens) -> ()"
+    "Tensor? cu_seqlens, int segment_tokens=-1) -> ()"
 )
 SCHEMA = "fwd" + ARGUMENTS
 
@@ -42,6 +43,7 @@ def _fake(
     initial_state: Tensor | None,
     final_state: Tensor | None,
     cu_seqlens: Tensor | None,
+    segment_tokens: int = reference.CHOSEN_SEGMENTS,
 ) -> None:
     """Checks what metadata shows; nothing is returned, and what is written in place keeps its metadata.
 
@@ -49,6 +51,7 @@ def _fake(
     """
     bound = None if lower_bound == reference.SOFTPLUS_LOWER_BOUND else lower_bound
     check_fwd(q, k, v, g, beta, scale, out, A_log, dt_bias, bound, initial_state, final_state, cu_seqlens)
+    check_segment_tokens(None if segment_tokens == reference.CHOSEN_SEGMENTS else segment_tokens)
 
 
 def _compute(*arguments: Any) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -21,16 +21,26 @@ from torch import Tensor
 
 ROW_BYTES = 16  # one vector load of the kernels: eight bf16, four fp32
 
+# Tokens of a segment; csrc/binding.cpp has the same limits, and a test compares them.
+SEGMENT_STEP = 16
+MIN_SEGMENT = 256
+MAX_SEGMENT = 2**31 - 17
+
 _FP32_MAX = torch.finfo(torch.float32).max  # the kernels compute with an fp32 scale
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 _TAKES_SCALE = "a finite float that fits fp32, or None for K ** -0.5"
 _TAKES_BOUND = "a float in [-5, 0), or None for the softplus gate"
+_TAKES_SEGMENT = (
+    f"None (the kernels choose), 0 (never cut), or a multiple of {SEGMENT_STEP} from {MIN_SEGMENT} to "
+    f"{MAX_SEGMENT}"
+)
 
 _BF16 = (torch.bfloat16,)
 _FP32 = (torch.float32,)
 _STATE = (torch.float32, torch.bfloat16)
 _INDEX = (torch.int64, torch.int32)
+_INTEGERS: tuple[Any, ...] = (int, Integral, torch.SymInt)
 
 
 class Sizes(NamedTuple):
@@ -88,6 +98,22 @@ def check_lower_bound(lower_bound: Any) -> None:
     _check_number("lower_bound", lower_bound, _TAKES_BOUND)
     if not -5.0 <= lower_bound < 0.0:  # NaN compares false, so it lands here as well
         _value_error("lower_bound", _shown(lower_bound), _TAKES_BOUND)
+
+
+def check_segment_tokens(segment_tokens: Any) -> None:
+    """A length that sequences can be cut into, 0 for no cuts, or None for the kernels' choice."""
+    if segment_tokens is None:
+        return
+    if isinstance(segment_tokens, bool) or not isinstance(segment_tokens, _INTEGERS):
+        _type_error("segment_tokens", type(segment_tokens).__name__, _TAKES_SEGMENT)
+    if segment_tokens == 0:
+        return
+    if not MIN_SEGMENT <= segment_tokens <= MAX_SEGMENT or segment_tokens % SEGMENT_STEP != 0:
+        segment_tokens = int(segment_tokens)  # traced: the number it has now, which can be shown
+        below = max(MIN_SEGMENT, min(segment_tokens, MAX_SEGMENT) // SEGMENT_STEP * SEGMENT_STEP)
+        fits = -MAX_SEGMENT <= segment_tokens <= MAX_SEGMENT
+        got = f"{segment_tokens}" if fits else _shown(segment_tokens)
+        _value_error("segment_tokens", got, f"{_TAKES_SEGMENT} (try {below})")
 
 
 def check_backend(backend: Any) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from . import _ops  # noqa: F401  (registers the operators)
 from ._select import explanation, select, unavailable
 from .backends import cuda, reference
-from .checks import check_backend, check_fwd, check_packed, check_sources
+from .checks import check_backend, check_fwd, check_packed, check_segment_tokens, check_sources
 from .dispatch import BOUNDED, CUDA, CUDA_HEAD_DIM, SOFTPLUS
 
 
@@ -35,6 +35,7 @@ def fwd(
     cu_seqlens: Tensor | None = None,
     *,
     backend: str = "auto",
+    segment_tokens: int | None = None,
 ) -> None:
     """Kimi Delta Attention forward; writes ``out`` and, when given, ``final_state`` in place.
 
@@ -57,6 +58,15 @@ def fwd(
             ``cu_seqlens[n] : cu_seqlens[n + 1]`` of the one batch row; 0 first, T last, never decreasing (not
             checked on a GPU, which would have to be waited for).
         backend: ``auto``, ``cuda`` or ``reference``.
+        segment_tokens: where the CUDA kernels cut sequences into segments that are computed side by side. A
+            cut rounds the states between segments differently. None (default): the kernels choose, by the
+            number of sequences, tokens and heads of the call and by the GPU, so the last bits of a sequence's
+            result may change with its batch. An int fixes the cuts, and the output and final state of a
+            sequence depend on nothing but that sequence: bitwise the same alone, in a batch or packed with
+            others. 0: never cut; slow for long sequences with few heads, which then use a part of the GPU.
+            Else every sequence is cut after each so many tokens, a multiple of 16 from 256 to 2^31 - 17:
+            costs a workspace of 128 KiB for each segment and value head, so small segments cost memory
+            and time. The backend ``reference`` never cuts and gives the same result for any value.
 
     q, k, v, g and out may be strided views: stride 1 in the last dimension, the other strides multiples of 8
     elements and the first element on a 16-byte boundary when the head dimension is a multiple of 8.
@@ -75,6 +85,7 @@ def fwd(
         q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
     )
     check_backend(backend)
+    check_segment_tokens(segment_tokens)
     device = q.device
     gate = SOFTPLUS if lower_bound is None else BOUNDED
     wanted = (backend, device.type, device.index, _head_size(sizes.K), _head_size(sizes.V), gate)
@@ -102,6 +113,7 @@ def fwd(
         initial_state,
         final_state,
         cu_seqlens,
+        reference.CHOSEN_SEGMENTS if segment_tokens is None else segment_tokens,
     )
 
 
@@ -120,6 +132,7 @@ def flash_kda_func(
     cu_seqlens: Tensor | None = None,
     output_final_state: bool = False,
     backend: str = "auto",
+    segment_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi Delta Attention, forward only (no gradients): :func:`fwd` that allocates and returns its results.
 
@@ -146,6 +159,10 @@ def flash_kda_func(
             is one sequence.
         output_final_state: whether to return the state after the last token of each sequence; default False.
         backend: ``auto`` (default: the fastest that can run the call), ``cuda`` or ``reference``.
+        segment_tokens: None (default): the kernels choose how to cut long sequences, which may change a
+            result's last bits from batch to batch. 0: never cut. A multiple of 16 from 256 on: cut after each
+            so many tokens. With an int a sequence's result is bitwise the same in any batch. What each costs:
+            see :func:`fwd`.
 
     Returns:
         ``(o, final_state)``: bf16 ``[B, T, HV, V]``, and fp32 ``[N, HV, V, K]`` or None without
@@ -175,6 +192,7 @@ def flash_kda_func(
         final_state,
         cu_seqlens,
         backend=backend,
+        segment_tokens=segment_tokens,
     )
     return out, final_state
 
@@ -194,6 +212,7 @@ def flash_kda_varlen_func(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     backend: str = "auto",
+    segment_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`flash_kda_func` for N sequences packed along one dimension of ``total`` tokens; forward only.
 
@@ -204,7 +223,8 @@ def flash_kda_varlen_func(
         beta: bf16 ``[total, HV]``, logits.
         cu_seqlens: int64 or int32 ``[N + 1]`` on the device of q, required: 0 first, total last, never
             decreasing.
-        A_log, dt_bias, scale, lower_bound, output_final_state, backend: as in :func:`flash_kda_func`.
+        A_log, dt_bias, scale, lower_bound: as in :func:`flash_kda_func`.
+        output_final_state, backend, segment_tokens: as there.
         initial_state: bf16 or fp32 ``[N, HV, V, K]``, one state a sequence; None (default) means zeros.
 
     Returns:
@@ -234,6 +254,7 @@ def flash_kda_varlen_func(
         cu_seqlens=cu_seqlens,
         output_final_state=output_final_state,
         backend=backend,
+        segment_tokens=segment_tokens,
     )
     return out.squeeze(0), final_state
 
@@ -251,6 +272,7 @@ def flash_kda_qkvpacked_func(
     cu_seqlens: Tensor | None = None,
     output_final_state: bool = False,
     backend: str = "auto",
+    segment_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`flash_kda_func` on a fused projection, without copying it; HV = H and K = V = D; forward only.
 
@@ -258,8 +280,8 @@ def flash_kda_qkvpacked_func(
         qkv: bf16 ``[B, T, 3, H, D]``: q, k and v in this order along dimension 2.
         g: bf16 ``[B, T, H, D]``, gate before activation.
         beta: bf16 ``[B, T, H]``, logits.
-        A_log, dt_bias, scale, lower_bound, initial_state, cu_seqlens, output_final_state, backend: as in
-            :func:`flash_kda_func`.
+        A_log, dt_bias, scale, lower_bound, initial_state, cu_seqlens: as in :func:`flash_kda_func`.
+        output_final_state, backend, segment_tokens: as there.
 
     Returns:
         ``(o, final_state)``: bf16 ``[B, T, H, D]``, and fp32 ``[N, H, D, D]`` or None without
@@ -286,4 +308,5 @@ def flash_kda_qkvpacked_func(
         cu_seqlens=cu_seqlens,
         output_final_state=output_final_state,
         backend=backend,
+        segment_tokens=segment_tokens,
     )

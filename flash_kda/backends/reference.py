@@ -3,6 +3,7 @@
 All sequences and heads advance together, one token a step. Sequences are ordered by length, so the ones
 still running are always the first rows of the state: no mask, no padding, and a sequence never meets
 another's numbers. Arithmetic is float64, which no global switch (TF32, bf16 matmul on CPU) can weaken.
+Nothing is cut into segments, so ``segment_tokens`` changes nothing here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..reference import decay_log, normalise
 STEPS = 64  # tokens whose inputs are activated at once; bounds the float64 copies
 
 SOFTPLUS_LOWER_BOUND = 0.0  # the operator's float that stands for lower_bound=None
+CHOSEN_SEGMENTS = -1  # the operator's int that stands for segment_tokens=None
 
 operators: frozenset[str] = frozenset()  # those registered by this package; ``_ops`` fills it in
 
@@ -116,8 +118,12 @@ def compute(
     initial_state: Tensor | None,
     final_state: Tensor | None,
     cu_seqlens: Tensor | None,
+    segment_tokens: int = CHOSEN_SEGMENTS,
 ) -> None:
-    """The computation itself, the body of the operators. Reads ``cu_seqlens`` on the host."""
+    """The computation itself, the body of the operators. Reads ``cu_seqlens`` on the host.
+
+    Walks token by token, so ``segment_tokens`` is ignored: any value gives the same result.
+    """
     call = _Call(q, k, v, g, beta, scale, A_log, dt_bias, lower_bound)
     rows = _Rows(q.shape[0], q.shape[1], cu_seqlens, q.device)
     if initial_state is None:

@@ -131,6 +131,14 @@ def test_a_bad_number_stays_in_its_sequence(bad: float) -> None:
     assert not torch.isfinite(dirty["final_state"][1]).all()
 
 
+@pytest.mark.parametrize("segment_tokens", [0, 256, 288])
+def test_segments_change_nothing(segment_tokens: int) -> None:
+    want_out, want_final = run(make_call(B=1, T=600, K=8, V=8, cu_seqlens=[0, 530, 600]))
+    call = make_call(B=1, T=600, K=8, V=8, cu_seqlens=[0, 530, 600])
+    out, final = run(call | {"segment_tokens": segment_tokens})
+    assert torch.equal(out, want_out) and torch.equal(final, want_final)
+
+
 def test_the_same_inputs_give_the_same_bits() -> None:
     first, second = run(make_call(T=40)), run(make_call(T=40))
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])

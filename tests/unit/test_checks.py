@@ -31,6 +31,25 @@ def constant(value: Any) -> Callable[[Any], Any]:
     return lambda _: value
 
 
+def given(segment_tokens: Any) -> Mutation:
+    return lambda call: call | {"segment_tokens": segment_tokens}
+
+
+BAD_SEGMENTS = [
+    (-1, "got -1, takes None (the kernels choose), 0 (never cut), or a multiple of 16 from 256"),
+    (-256, "got -256"),
+    (1, "got 1, "),
+    (16, "got 16, "),
+    (240, "(try 256)"),
+    (257, "got 257, "),
+    (1000, "(try 992)"),
+    (2**31 - 16, "(try 2147483616)"),
+    (2**31, "got 2147483648.0, "),
+    (10**20, "got 1e+20, "),
+    (-(10**5000), "an integer past every float"),
+]
+
+
 def _transposed(t: Any) -> Any:
     return t.transpose(-1, -2).contiguous().transpose(-1, -2)
 
@@ -61,6 +80,10 @@ TYPE_ERRORS: list[tuple[str, str, Mutation]] = [
     ("lower_bound", "str", put("lower_bound", constant("-5"))),
     ("lower_bound", "bool", put("lower_bound", constant(False))),
     ("lower_bound", "Tensor", put("lower_bound", constant(torch.tensor(-1.0)))),
+    ("segment_tokens", "bool", given(False)),
+    ("segment_tokens", "float", given(256.0)),
+    ("segment_tokens", "str", given("256")),
+    ("segment_tokens", "Tensor", given(torch.tensor(256))),
 ]
 
 
@@ -123,6 +146,7 @@ VALUE_ERRORS: list[tuple[str, str, Mutation]] = [
     *[("scale", "finite", put("scale", constant(x))) for x in (math.nan, math.inf, -math.inf)],
     *[("scale", "fits fp32", put("scale", constant(x))) for x in (1e39, -3.5e38, 10**400, 10**5000)],
     ("lower_bound", "an integer past every float", put("lower_bound", constant(-(10**5000)))),
+    *[("segment_tokens", says, given(x)) for x, says in BAD_SEGMENTS],
     (
         "q",
         "dense",
@@ -306,6 +330,12 @@ ACCEPTED: dict[str, Mutation] = {
     "integer bound": lambda c: c | {"lower_bound": -5, "scale": 1},
     "a parameter": lambda c: c | {"A_log": torch.nn.Parameter(c["A_log"], requires_grad=False)},
     "a large scale": lambda c: c | {"scale": 3.4e38},
+    "segments chosen": given(None),
+    "no segments": given(0),
+    "the shortest segments": given(256),
+    "long segments": given(1008),
+    "the longest segments": given(2**31 - 32),
+    "segments by a numpy number": given(np.int64(512)),
     "other head sizes": lambda c: (
         c
         | {n: c[n][..., :36].contiguous() for n in ("q", "k", "g")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from conftest import make_call, oracle, relative
 
 import flash_kda
 from flash_kda import _library, _select
+from flash_kda.backends import reference
 from flash_kda.dispatch import Unavailable
 
 OUT_BOUND = 2.5e-3
@@ -27,6 +29,8 @@ def test_positional_order_is_the_drop_in_one() -> None:
         *("initial_state", "final_state", "cu_seqlens"),
     ]
     assert {n: parameters[n].default for n in positional[10:]} == dict.fromkeys(positional[10:])
+    keywords = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert keywords == {"backend": "auto", "segment_tokens": None}
 
 
 @pytest.mark.parametrize("ends", [None, [0, 3, 3, 11]])
@@ -124,6 +128,47 @@ def test_wrappers_name_the_argument(
 ) -> None:
     with pytest.raises(error, match=f"argument '{name}'"):
         function(**(inputs(make_call()) | change))
+
+
+FUNCTIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "fwd": lambda call: flash_kda.fwd(**call),
+    "flash_kda_func": lambda call: flash_kda.flash_kda_func(**inputs(call)),
+    "flash_kda_varlen_func": lambda call: flash_kda.flash_kda_varlen_func(
+        **(inputs(call) | {n: call[n][0] for n in ("q", "k", "v", "g", "beta")})
+    ),
+    "flash_kda_qkvpacked_func": lambda call: flash_kda.flash_kda_qkvpacked_func(
+        torch.stack([call[n] for n in ("q", "k", "v")], dim=2),
+        **{n: t for n, t in inputs(call).items() if n not in ("q", "k", "v")},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("given", "handed_on"),
+    [({}, -1), ({"segment_tokens": None}, -1)] + [({"segment_tokens": n}, n) for n in (0, 256, 4096)],
+)
+def test_every_call_hands_segment_tokens_to_the_operator(
+    monkeypatch: pytest.MonkeyPatch, name: str, given: dict[str, Any], handed_on: int
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(reference, "run", lambda *arguments: seen.append(arguments))
+    FUNCTIONS[name](make_call(B=1, T=9, cu_seqlens=[0, 4, 9]) | given)
+    assert [arguments[13:] for arguments in seen] == [(handed_on,)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_call_refuses_a_bad_segment(name: str) -> None:
+    call = make_call(B=1, T=9, cu_seqlens=[0, 4, 9])
+    for bad, error in ((264, ValueError), (-1, ValueError), (True, TypeError), (256.0, TypeError)):
+        with pytest.raises(error, match=r"argument 'segment_tokens': got .*, takes None"):
+            FUNCTIONS[name](call | {"segment_tokens": bad})
+    assert call["out"].isnan().all()
+
+
+def test_segment_tokens_is_keyword_only() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        flash_kda.fwd(*make_call().values(), "auto", 256)  # type: ignore[misc]
 
 
 def test_qkvpacked_refuses_another_third_dimension() -> None:

@@ -14,7 +14,8 @@ from conftest import make_call, oracle, relative
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flash_kda
-from flash_kda import _ops, _select
+from flash_kda import _ops, _select, checks
+from flash_kda.backends import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT_BOUND = 2.5e-3
@@ -35,12 +36,51 @@ def test_the_registered_schema_is_the_written_one() -> None:
     assert str(torch.ops.flash_kda.fwd.default._schema).removeprefix("flash_kda::") == _ops.SCHEMA
 
 
+def constant(file: str, pattern: str) -> int:
+    found = re.findall(rf"(?m)^\s*constexpr int(?:64_t)? {pattern};", (ROOT / "csrc" / file).read_text())
+    assert len(found) == 1, f"expected one {pattern} in csrc/{file}, got {found}"
+    return int(found[0])
+
+
+def test_the_library_and_python_have_the_same_limits_of_segments() -> None:
+    assert constant("binding.cpp", r"kMinSegment = (\d+)") == checks.MIN_SEGMENT
+    assert 2**31 - 1 - constant("binding.cpp", r"kMaxTokens = INT32_MAX - (\d+)") == checks.MAX_SEGMENT
+    assert constant("kda/fwd.h", r"kChunk = (\d+)") == checks.SEGMENT_STEP
+    condition = re.search(
+        r"STD_TORCH_CHECK\(\s*(segment_tokens [^\"]*?),\s*\"", (ROOT / "csrc/binding.cpp").read_text()
+    )
+    assert condition is not None
+    assert "".join(condition[1].split()) == (
+        "segment_tokens<=0||(segment_tokens>=kMinSegment"
+        f"&&segment_tokens%{checks.SEGMENT_STEP}==0&&segment_tokens<=kMaxTokens)"
+    )
+
+
+def test_the_schema_s_default_stands_for_none() -> None:
+    arguments = {a.name: a for a in torch.ops.flash_kda.fwd.default._schema.arguments}
+    assert arguments["segment_tokens"].default_value == reference.CHOSEN_SEGMENTS
+    assert [a.name for a in torch.ops.flash_kda.fwd_reference.default._schema.arguments] == list(arguments)
+
+
 @pytest.mark.parametrize("name", ["fwd", "fwd_reference"])
-@pytest.mark.parametrize("ends", [None, [0, 2, 2, 6]])
-def test_opcheck(name: str, ends: list[int] | None) -> None:
+@pytest.mark.parametrize(
+    ("ends", "segment_tokens"), [(None, ()), ([0, 2, 2, 6], ()), (None, (0,)), ([0, 2, 2, 6], (256,))]
+)
+def test_opcheck(name: str, ends: list[int] | None, segment_tokens: tuple[int, ...]) -> None:
     call = make_call(B=1 if ends else 2, T=6, cu_seqlens=ends)
-    result = torch.library.opcheck(getattr(torch.ops.flash_kda, name).default, positional(call))
+    operator = getattr(torch.ops.flash_kda, name).default
+    result = torch.library.opcheck(operator, (*positional(call), *segment_tokens))
     assert set(result.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", ["fwd", "fwd_reference"])
+@pytest.mark.parametrize("bad", [-2, 8, 255, 264, 2**31, 2**62])
+def test_the_operator_refuses_a_segment_that_is_none(name: str, device: str, bad: int) -> None:
+    call = make_call(device=device)
+    with pytest.raises(ValueError, match="argument 'segment_tokens'"):
+        getattr(torch.ops.flash_kda, name)(*positional(call), bad)
+    assert device == "meta" or call["out"].isnan().all()
 
 
 @pytest.mark.parametrize("name", ["fwd", "fwd_reference"])
@@ -179,15 +219,33 @@ def test_compiles_with_a_traced_scale() -> None:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_exports() -> None:
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiles_with_segments(dynamic: bool | None) -> None:
+    def cut(call: dict[str, Any], segment_tokens: int | None) -> Any:
+        return call_fwd(call | {"segment_tokens": segment_tokens})
+
+    compiled = torch.compile(cut, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for segment_tokens in (None, 0, 256, 512, 1024):
+        call = make_call()
+        assert relative(compiled(call, segment_tokens) / 2, oracle(call)[0]) < OUT_BOUND
+    with pytest.raises(Exception, match=r"argument 'segment_tokens': got 264, .*try 256"):
+        compiled(make_call(), 264)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("segment_tokens", [None, 512])
+def test_exports(segment_tokens: int | None) -> None:
     class Layer(torch.nn.Module):
         def forward(self, q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
-            return flash_kda.flash_kda_func(q, k, v, g, beta, output_final_state=True)
+            return flash_kda.flash_kda_func(
+                q, k, v, g, beta, output_final_state=True, segment_tokens=segment_tokens
+            )
 
     call = make_call()
     program = torch.export.export(Layer(), tuple(call[n] for n in ("q", "k", "v", "g", "beta")))
-    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    assert torch.ops.flash_kda.fwd.default in targets
+    calls = [node for node in program.graph.nodes if node.target is torch.ops.flash_kda.fwd.default]
+    assert len(calls) == 1
+    assert calls[0].args[13:] == (() if segment_tokens is None else (segment_tokens,))
 
 
 def test_fake_tensors_pass_the_checks() -> None:
