@@ -49,6 +49,7 @@ class Problem:
     initial_state: torch.Tensor | None
     cu_seqlens: torch.Tensor | None
     final_dtype: torch.dtype | None
+    segment_tokens: int | None = None
 
     @property
     def sequences(self) -> int:
@@ -162,6 +163,7 @@ def call(p: Problem, out: torch.Tensor, final: torch.Tensor | None, /, **changes
         "final_state": final,
         "cu_seqlens": p.cu_seqlens,
         "backend": BACKEND,
+        "segment_tokens": p.segment_tokens,
     }
     flash_kda.fwd(**{**arguments, **changes})
 
@@ -263,3 +265,14 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 def synchronize() -> None:
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
+
+
+def kernels(p: Problem) -> set[str]:
+    """Names of the project's kernels that a call runs."""
+    from torch.profiler import ProfilerActivity, profile
+
+    run(p)
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        run(p)
+        synchronize()
+    return {event.key for event in recorded.key_averages() if event.key.startswith("kda_")}

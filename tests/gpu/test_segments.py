@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from kda_gpu import DEVICE, Problem, call, check, make, normal, offsets, run, same_bits, synchronize
+from kda_gpu import DEVICE, call, check, kernels, make, normal, offsets, run, same_bits, synchronize
 
 cuda_only = pytest.mark.cuda_only
 
@@ -15,17 +15,6 @@ LONG = 3001  # 188 chunks, the last of them one token wide
 MIXED = [2500, 0, 1, 6200, 15, 1300]  # sequences of several segments among sequences of one
 OTHER = [1300, 6000, 16, 0, 2699, 1]  # as many tokens, cut elsewhere
 SCAN = "kda_fwd_scan_kernel"  # runs only where there are segments
-
-
-def kernels(p: Problem) -> set[str]:
-    """Names of the project's kernels that a call runs."""
-    from torch.profiler import ProfilerActivity, profile
-
-    run(p)
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        run(p)
-        synchronize()
-    return {event.key for event in recorded.key_averages() if event.key.startswith("kda_")}
 
 
 @cuda_only
