@@ -36,16 +36,17 @@ def test_the_registered_schema_is_the_written_one() -> None:
     assert str(torch.ops.flash_kda.fwd.default._schema).removeprefix("flash_kda::") == _ops.SCHEMA
 
 
-def constant(file: str, pattern: str) -> int:
-    found = re.findall(rf"(?m)^\s*constexpr int(?:64_t)? {pattern};", (ROOT / "csrc" / file).read_text())
-    assert len(found) == 1, f"expected one {pattern} in csrc/{file}, got {found}"
+def constant(pattern: str) -> int:
+    sources = "\n".join(path.read_text() for path in sorted((ROOT / "csrc").rglob("*.*")))
+    found = re.findall(rf"(?m)^constexpr int(?:64_t)? {pattern};", sources)
+    assert len(found) == 1, f"expected one {pattern} in csrc, got {found}"
     return int(found[0])
 
 
 def test_the_library_and_python_have_the_same_limits_of_segments() -> None:
-    assert constant("binding.cpp", r"kMinSegment = (\d+)") == checks.MIN_SEGMENT
-    assert 2**31 - 1 - constant("binding.cpp", r"kMaxTokens = INT32_MAX - (\d+)") == checks.MAX_SEGMENT
-    assert constant("kda/fwd.h", r"kChunk = (\d+)") == checks.SEGMENT_STEP
+    assert constant(r"kMinSegment = (\d+)") == checks.MIN_SEGMENT
+    assert 2**31 - 1 - constant(r"kMaxTokens = INT32_MAX - (\d+)") == checks.MAX_SEGMENT
+    assert constant(r"kChunk = (\d+)") == checks.SEGMENT_STEP
     condition = re.search(
         r"STD_TORCH_CHECK\(\s*(segment_tokens [^\"]*?),\s*\"", (ROOT / "csrc/binding.cpp").read_text()
     )
