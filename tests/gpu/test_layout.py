@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from kda_gpu import DEVICE, GUARD, SENTINEL, D, assert_close, call, check, make, normal, oracle, same_bits
+from kda_gpu import (
+    DEVICE,
+    GUARD,
+    SENTINEL,
+    D,
+    Problem,
+    assert_close,
+    call,
+    check,
+    make,
+    normal,
+    oracle,
+    run,
+    same_bits,
+)
 
 
 def fused_qkv(batch: int, tokens: int, heads: int) -> torch.Tensor:
@@ -28,9 +44,52 @@ def test_views_of_one_wide_row() -> None:
 @pytest.mark.parametrize("name", ["q", "k", "v", "g"])
 def test_head_major_memory(name: str) -> None:
     p = make(2, 50, 3)
-    tensor = getattr(p, name).transpose(1, 2).contiguous().transpose(1, 2)
+    tensor = head_major(getattr(p, name))
     assert not tensor.is_contiguous()
     check(p.with_(**{name: tensor}))
+
+
+def head_major(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+# A stride of 0 is none that the copy engine takes: such a call loads its inputs otherwise.
+VIEWS: dict[str, Callable[[Problem], dict[str, torch.Tensor]]] = {
+    "k of one head": lambda p: {"k": p.k[:, :, :1].expand_as(p.k)},
+    "g of one token": lambda p: {"g": p.g[:, :1].expand_as(p.g)},
+    "v of one row": lambda p: {"v": p.v[:1].expand_as(p.v)},
+    "q of one vector": lambda p: {"q": p.q[:1, :1, :1].expand_as(p.q)},
+    "q, g, v head by head": lambda p: {name: head_major(getattr(p, name)) for name in ("q", "g", "v")},
+    "k of one head beside them": lambda p: {
+        **{name: head_major(getattr(p, name)) for name in ("q", "g", "v")},
+        "k": p.k[:, :, :1].expand_as(p.k),
+    },
+}
+
+# For an H200: four, two and one block a head, in order, and segments.
+CALLS: dict[str, Callable[[], Problem]] = {
+    "few heads": lambda: make(2, 75, 4),
+    "more heads": lambda: make(2, 75, 12, 24),
+    "many heads": lambda: make(2, 75, 80),
+    "packed": lambda: make(heads=3, value_heads=6, lens=[(11 * i) % 70 for i in range(40)]),
+    "segments": lambda: make(2, 1000, 2).with_(segment_tokens=256),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", CALLS)
+def test_the_same_bits_as_from_contiguous_inputs(name: str, view: str) -> None:
+    p = CALLS[name]()
+    views = VIEWS[view](p)
+    assert name == "packed" or not any(tensor.is_contiguous() for tensor in views.values())
+    want_out, want_final = run(p.with_(**{name: tensor.contiguous() for name, tensor in views.items()}))
+    out, final = run(p.with_(**views))
+    assert same_bits(out, want_out) and same_bits(final, want_final)
+
+
+def test_a_key_that_all_heads_share() -> None:
+    p = make(2, 75, 4)
+    check(p.with_(k=p.k[:, :, :1].expand_as(p.k)))
 
 
 def test_slices_of_longer_tensors() -> None:
