@@ -70,6 +70,9 @@ BAD: dict[str, tuple[Change, type[Exception], str]] = {
     "lower_bound -6": (lambda p: {"lower_bound": -6.0}, ValueError, "lower_bound"),
     "lower_bound nan": (lambda p: {"lower_bound": float("nan")}, ValueError, "lower_bound"),
     "scale nan": (lambda p: {"scale": float("nan")}, ValueError, "scale"),
+    "segment_tokens 256.0": (lambda p: {"segment_tokens": 256.0}, TypeError, "segment_tokens"),
+    "segment_tokens 264": (lambda p: {"segment_tokens": 264}, ValueError, "segment_tokens"),
+    "segment_tokens -1": (lambda p: {"segment_tokens": -1}, ValueError, "segment_tokens"),
     "out aliases v": (lambda p: {"out": p.v}, ValueError, "out"),
     "out expanded": (lambda p: {"out": torch.empty_like(p.v[:, :1]).expand_as(p.v)}, ValueError, "out"),
 }
@@ -142,3 +145,32 @@ def test_the_operator_itself_refuses_a_short_buffer() -> None:
             p.q, p.k, p.v, p.g, p.beta, p.scale, out, p.A_log, p.dt_bias, -5.0, p.initial_state, None, None
         )
     synchronize()
+
+
+@pytest.mark.cuda_only
+@pytest.mark.parametrize("bad", [1, 16, 240, 255, 264, 1000, 2**31, 2**62])
+def test_the_operator_itself_refuses_a_segment_that_is_none(bad: int) -> None:
+    p = make(2, 40, 2)
+    out = torch.full(p.v.shape, SENTINEL, dtype=torch.int16, device=DEVICE).view(torch.bfloat16)
+    final = state(p).fill_(7.0)
+    inputs = (
+        p.q,
+        p.k,
+        p.v,
+        p.g,
+        p.beta,
+        p.scale,
+        out,
+        p.A_log,
+        p.dt_bias,
+        -5.0,
+        p.initial_state,
+        final,
+        None,
+    )
+    with pytest.raises(RuntimeError, match="segment_tokens"):
+        torch.ops.flash_kda.fwd(*inputs, bad)
+    synchronize()
+    assert bool((out.view(torch.int16) == SENTINEL).all()) and bool((final == 7.0).all()), "it wrote"
+    torch.ops.flash_kda.fwd(*inputs, 256)
+    assert_close("out", out, oracle(p)[0], BOUND)
