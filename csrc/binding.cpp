@@ -138,11 +138,11 @@ void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tens
   STD_TORCH_CHECK(beta.size(0) == batch && beta.size(1) == tokens && beta.size(2) == heads_v,
                   "flash_kda.fwd: beta must have shape [", batch, ", ", tokens, ", ", heads_v, "]");
 
-  STD_TORCH_CHECK(segment_tokens <= 0 ||
-                      (segment_tokens >= kMinSegment && segment_tokens % 16 == 0 && segment_tokens <= kMaxTokens),
-                  "flash_kda.fwd: segment_tokens must be a multiple of 16 from ", kMinSegment,
-                  " on, 0 or negative, got ", segment_tokens);
-  const int segment_chunks = segment_tokens < 0 ? -1 : static_cast<int>(segment_tokens / 16);
+  STD_TORCH_CHECK(segment_tokens == -1 || segment_tokens == 0 ||
+                      (segment_tokens >= kMinSegment && segment_tokens <= kMaxTokens && segment_tokens % kChunk == 0),
+                  "flash_kda.fwd: segment_tokens must be a multiple of ", kChunk, " from ", kMinSegment,
+                  " on, 0 for no segments or -1 for a choice, got ", segment_tokens);
+  const int segment_chunks = segment_tokens < 0 ? -1 : static_cast<int>(segment_tokens / kChunk);
 
   FwdParams p{};
   p.q = q.data_ptr();
