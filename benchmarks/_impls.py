@@ -19,7 +19,7 @@ Run = Callable[[Inputs], None]
 ACCURACY_ONLY = {"fla_no_safe_gate": "fla"}
 
 
-def _flash_kda(require_under: Path | None, **extra: str) -> Run:
+def _flash_kda(require_under: Path | None, **extra: str | int) -> Run:
     module = importlib.import_module("flash_kda")
     where = Path(str(module.__file__)).resolve()
     if require_under is not None and require_under.resolve() not in where.parents:
@@ -74,11 +74,12 @@ def _fla(safe_gate: bool) -> Run:
     return run
 
 
-def load(name: str, device: str, require_under: Path | None = None) -> Run:
-    """The implementation's call. `require_under`: the folder a `flash_kda` must be imported from."""
+def load(name: str, device: str, require_under: Path | None = None, **extra: int) -> Run:
+    """The implementation's call. `require_under`: the folder a `flash_kda` must be imported from; `extra`:
+    more arguments of ours."""
     if name == "ours":
         # Named: a library that did not load is an error here, not a time of the slow torch backend.
-        return _flash_kda(require_under, backend="cuda" if device == "cuda" else "auto")
+        return _flash_kda(require_under, backend="cuda" if device == "cuda" else "auto", **extra)
     if name == "flashkda":
         return _flash_kda(require_under)
     if name == "fla":

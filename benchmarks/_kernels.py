@@ -39,15 +39,20 @@ def kernel_name(name: str) -> str:
     return short if len(short) <= LONGEST else _without_templates(short)[:LONGEST]
 
 
-def merge(events: Iterable[Any]) -> list[dict[str, Any]]:
-    """Name, count and total device time of each kernel, copy and fill, in the order of their first launch."""
-    on_device = [
+def on_device(events: Iterable[Any]) -> list[Any]:
+    """The kernels, copies and fills among a profiler's events, by their start."""
+    found = [
         event
         for event in events
         if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
     ]
+    return sorted(found, key=lambda event: event.time_range.start)
+
+
+def merge(events: Iterable[Any]) -> list[dict[str, Any]]:
+    """Name, count and total device time of each kernel, copy and fill, in the order of their first launch."""
     found: dict[str, dict[str, Any]] = {}
-    for event in sorted(on_device, key=lambda event: event.time_range.start):
+    for event in on_device(events):
         name = kernel_name(event.name)
         entry = found.setdefault(name, {"name": name, "count": 0, "us": 0.0})
         entry["count"] += 1

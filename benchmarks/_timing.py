@@ -31,9 +31,10 @@ def _event() -> Any:
     return make(enable_timing=True)
 
 
-def _sleep(seconds: float) -> None:
-    sleep: Any = torch.cuda._sleep
-    sleep(int(seconds * CYCLES_PER_SECOND))
+def sleep(seconds: float) -> None:
+    """Keep the device busy for about so long, so that the host gets ahead of it."""
+    spin: Any = torch.cuda._sleep
+    spin(int(seconds * CYCLES_PER_SECOND))
 
 
 def _timed_batch(calls: Sequence[Call], count: int) -> list[float]:
@@ -42,7 +43,7 @@ def _timed_batch(calls: Sequence[Call], count: int) -> list[float]:
     A sleep kernel goes first: without it the events around a short kernel measure how fast the host launches.
     """
     lead_s = min(0.02, count * 150e-6)
-    _sleep(lead_s)
+    sleep(lead_s)
     pairs = [(_event(), _event()) for _ in range(count)]
     for index, (start, end) in enumerate(pairs):
         start.record()
@@ -54,7 +55,7 @@ def _timed_batch(calls: Sequence[Call], count: int) -> list[float]:
 
 def _host_us(calls: Sequence[Call], count: int = 20) -> float:
     """Host time of one call while the device is busy with something else."""
-    _sleep(0.02)
+    sleep(0.02)
     start = time.perf_counter()
     for index in range(count):
         calls[index % len(calls)]()

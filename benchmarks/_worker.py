@@ -92,7 +92,7 @@ def _clean(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _guarded(sink: Sink, what: str, work: Any) -> None:
+def guarded(sink: Sink, what: str, work: Any) -> None:
     """Run one piece; a failure is recorded and the next piece still runs."""
     try:
         work()
@@ -105,7 +105,7 @@ def do_timing(job: dict[str, Any], run: Run, device: torch.device, sink: Sink) -
     for data in job["cases"]:
         case = Case.from_json(data)
         start = time.perf_counter()
-        _guarded(
+        guarded(
             sink,
             case.name,
             lambda case=case: sink.put("time", **time_case(case, run, device, job["seed"])),
@@ -120,7 +120,7 @@ def do_accuracy(job: dict[str, Any], name: str, run: Run, device: torch.device, 
     for index, data in enumerate(job["accuracy"]):
         line = AccuracyLine.from_json(data)
         path = Path(job["scratch"]) / f"{name}-{index}.pt"
-        _guarded(
+        guarded(
             sink,
             line.label,
             lambda i=index, line=line, path=path: save_accuracy(i, line, run, device, job["seed"], path),
@@ -131,7 +131,7 @@ def do_kernels(job: dict[str, Any], run: Run, device: torch.device, sink: Sink) 
     """Name the kernels of every case. After all timing: once started, the profiler slows later launches."""
     for data in job["cases"]:
         case = Case.from_json(data)
-        _guarded(
+        guarded(
             sink,
             f"{case.name}, kernels",
             lambda case=case: sink.put("kernels", **name_kernels(case, run, device, job["seed"])),
