@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Measure the costs of csrc/kda/fwd_plan.h on this GPU, and hold its choice against others.
+
+    python benchmarks/bench_plan.py --ours-path . --sweep --json benchmarks/results/plan_h200.json
+
+The plan of a call is chosen by `FwdCosts`, microseconds on an H200. Each is measured here from start and end
+times of kernels, by torch's profiler, as the median over single calls on rotated inputs. A kernel's time is
+that from the end of the kernel before it in the same call, since each starts early and waits. Lines are
+fitted with the least relative errors.
+
+    whole, half, quarter  slope of the kernel's time over chunks: 96, 64 and 32 heads, never cut
+    state                 the same over the chunks of a segment: 8 heads, as many segments as run at once
+    scan_step             slope of the scan's time over the number of segments
+    pass                  median of the four kernels' intercepts: what a pass costs besides its chunks
+    cut                   a call of `state`, from the start of its first kernel to the end of its last, less
+                          what the costs above make of it: two passes, the chunks of a segment in both, a
+                          step of the scan for each segment. It holds the launches, the start of the scan and
+                          every error of the others; median over the lengths
+
+Exit code 1: a constant is off by more than 25 %, or could not be measured (a GPU other than an H200 has other
+times). --sweep also times whole calls by CUDA events: the choice, no cuts, and 4, 8, 16 and 32 segments, for
+1 to 48 heads and 2048 to 32768 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from _plan import build_result, cost_table, read_costs, sweep_table
+from _report import read_lines
+from bench_prefill import REPO, Run, gather_facts, spawn, wait
+
+HEADER = REPO / "csrc" / "kda" / "fwd_plan.h"
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--sweep", action="store_true", help="also time the choice against forced segments")
+    parser.add_argument("--ours-path", type=Path, help="folder of our flash_kda (default: the installed one)")
+    parser.add_argument("--wheel", type=Path, help="our wheel, for its sha256 in the result")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result file")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--timeout", type=int, default=400, help="seconds that the measurement may take")
+    return parser.parse_args(argv)
+
+
+def publish(result: dict[str, Any], path: Path | None) -> None:
+    """Write the file that was asked for and print the tables."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{result['device']}, driver {result['driver']}, torch {result['torch']}; microseconds")
+    print(cost_table(result))
+    if result["sweep"]:
+        print("\n" + sweep_table(result))
+    for problem in result["problems"]:
+        print(f"PROBLEM {problem}")
+
+
+def benchmark(args: argparse.Namespace) -> int:
+    """Measure, compare, publish; the exit code is 1 when something is off."""
+    if not torch.cuda.is_available():
+        raise ValueError("torch sees no GPU: run on a machine with one")
+    header = read_costs(HEADER.read_text(encoding="utf-8"))
+    scratch = Path(tempfile.mkdtemp(prefix="bench_plan_"))
+    try:
+        ours_path = args.ours_path and args.ours_path.resolve()
+        run = Run(scratch, "cuda", args.seed, [], [], {}, ours_path, args.timeout)
+        facts = gather_facts(args, run)
+        job = {"sweep": args.sweep, "require_under": None if ours_path is None else str(ours_path)}
+        problems = wait(spawn("_plan_worker.py", "plan", "ours", job, run), "plan", run, args.timeout)
+        result = build_result(read_lines(scratch / "plan.jsonl"), header, facts, problems)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    publish(result, args.json)
+    return 1 if result["problems"] else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    try:
+        return benchmark(args)
+    except (OSError, ValueError) as error:
+        print(f"bench_plan: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
