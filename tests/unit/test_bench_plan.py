@@ -207,6 +207,12 @@ def test_what_was_not_measured_is_a_problem() -> None:
     assert _plan.costs_of([]) == ({}, {})
 
 
+def test_one_slow_call_does_not_make_the_cut() -> None:
+    rows = measured(COSTS)
+    next(row for row in rows if row["what"] == "state")["call_us"] += 50.0
+    assert math.isclose(_plan.costs_of(rows)[0]["cut"], COSTS["cut"])
+
+
 def test_the_start_of_the_scan_is_no_pass() -> None:
     costs, _ = _plan.costs_of([row for row in measured(COSTS) if row["what"] in ("whole", "scan")])
     assert math.isclose(costs["pass"], COSTS["pass"])
