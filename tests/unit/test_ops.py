@@ -52,8 +52,8 @@ def test_the_library_and_python_have_the_same_limits_of_segments() -> None:
     )
     assert condition is not None
     assert "".join(condition[1].split()) == (
-        "segment_tokens<=0||(segment_tokens>=kMinSegment"
-        f"&&segment_tokens%{checks.SEGMENT_STEP}==0&&segment_tokens<=kMaxTokens)"
+        f"segment_tokens=={reference.CHOSEN_SEGMENTS}||segment_tokens==0||(segment_tokens>=kMinSegment"
+        "&&segment_tokens<=kMaxTokens&&segment_tokens%kChunk==0)"
     )
 
 
