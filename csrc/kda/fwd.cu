@@ -88,7 +88,7 @@ extern "C" __global__ void __cluster_dims__(ArchPlans::State::kShare, 1, 1)
 }
 
 // Chains the segments of each (sequence, value head).
-extern "C" __global__ void __launch_bounds__(kScanThreads) kda_fwd_scan_kernel(const __grid_constant__ FwdParams p) {
+extern "C" __global__ void __launch_bounds__(kScanThreads, 1) kda_fwd_scan_kernel(const __grid_constant__ FwdParams p) {
   scan_segments(p);
 }
 
