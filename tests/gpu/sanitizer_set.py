@@ -35,6 +35,7 @@ class Small:
     cu_dtype: torch.dtype = torch.int64
     fused: bool = False
     parameters: bool = True
+    segment_tokens: int | None = None
 
 
 SET = (
@@ -50,7 +51,10 @@ SET = (
     Small("views of a fused projection", tokens=21, heads=2, value_heads=2, fused=True),
     Small("longer than the ring of stages", tokens=150),
     Small("one block a head: more heads than a GPU has pairs of multiprocessors", heads=200, value_heads=200),
+    Small("a cluster of two a head: more than a quarter of the multiprocessors", heads=50, value_heads=50),
+    Small("packed, blocks draw the longest first", lens=(17, 0, 40, 1), heads=100, value_heads=100),
     Small("long enough for segments", tokens=2100),
+    Small("packed, cut after 256 tokens", lens=(0, 600, 1, 256), segment_tokens=256),
     Small("packed, one of them long enough for segments", lens=(4400, 0, 17)),
 )
 
@@ -117,6 +121,7 @@ def run(c: Small) -> float:
         final,
         device["cu_seqlens"],
         backend="cuda",
+        segment_tokens=c.segment_tokens,
     )
     torch.cuda.synchronize()
     cq, ck, cv = split(c, x)

@@ -14,17 +14,21 @@ cuda_only = pytest.mark.cuda_only
 LONG = 3001  # 188 chunks, the last of them one token wide
 MIXED = [2500, 0, 1, 6200, 15, 1300]  # sequences of several segments among sequences of one
 OTHER = [1300, 6000, 16, 0, 2699, 1]  # as many tokens, cut elsewhere
-SCAN = "kda_fwd_scan_kernel"  # runs only where there are segments
+WHOLE, HALF, QUARTER = "kda_fwd_kernel", "kda_fwd_half_kernel", "kda_fwd_quarter_kernel"
+STATE, SCAN = "kda_fwd_state_kernel", "kda_fwd_scan_kernel"  # run only where there are segments
 
 
 @cuda_only
 @pytest.mark.parametrize(
     ("tokens", "heads", "expected"),
     [
-        (LONG, lambda sms: 2, {"kda_fwd_state_kernel", SCAN, "kda_fwd_split_kernel"}),
-        (8192, lambda sms: sms // 5, {"kda_fwd_state_kernel", SCAN, "kda_fwd_kernel"}),
-        (256, lambda sms: sms // 2, {"kda_fwd_split_kernel"}),
-        (256, lambda sms: sms // 2 + 1, {"kda_fwd_kernel"}),
+        (LONG, lambda sms: 2, {STATE, SCAN, QUARTER}),
+        (8192, lambda sms: sms // 16, {STATE, SCAN, HALF}),
+        (8192, lambda sms: sms // 8, {STATE, SCAN, WHOLE}),
+        (256, lambda sms: sms // 4, {QUARTER}),
+        (256, lambda sms: sms // 4 + 1, {HALF}),
+        (256, lambda sms: sms // 2, {HALF}),
+        (256, lambda sms: sms // 2 + 1, {WHOLE}),
     ],
 )
 def test_the_layout_that_was_meant_is_the_one_that_runs(
