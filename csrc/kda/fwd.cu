@@ -53,13 +53,16 @@ __device__ __forceinline__ void run(const FwdParams& p) {
     cluster_sync();
   else
     __syncthreads();
-  const Role role = role_of<P>(warp);
-  if (role.kind == Role::kConsumer)
-    consume(p, smem, rank, role.index, lane);
-  else if (role.kind == Role::kProducer)
-    produce(p, smem, rank, role.index, lane);
-  else if (role.kind == Role::kLoader)
+  // The order of these branches is that of the code: with the loader last the quarter kernel took 5 % longer.
+  const int role = role_of<P>(warp);
+  if (role < 0) {
+  } else if (role < P::kConsumers) {
+    consume(p, smem, rank, role, lane);
+  } else if (role < P::kConsumers + P::kProducers) {
+    produce(p, smem, rank, role - P::kConsumers, lane);
+  } else if (role == P::kConsumers + P::kProducers) {
     load(p, smem, rank, lane);
+  }
   if constexpr (P::kShare > 1) cluster_sync();  // no block leaves while a peer may still write to it
 }
 

@@ -39,19 +39,13 @@ struct Plan {
   static_assert(kTilesM * 16 * kConsumers == kRows && (kOutput || kRows == kDim), "rows of a block");
 };
 
-// What a warp does, and which of its kind it is.
-struct Role {
-  enum Kind { kConsumer, kProducer, kLoader, kIdle } kind;
-  int index;
-};
-
+// What a warp does: the consumers first, then the producers, then the loader; negative for nothing.
 template <typename P>
-__device__ __forceinline__ Role role_of(int warp) {
-  if (warp < P::kConsumers) return {Role::kConsumer, warp};
-  if (P::kApart && warp % 4 < 2) return {warp == 4 ? Role::kLoader : Role::kIdle, 0};
-  const int index = P::kApart ? warp / 4 * 2 + warp % 4 - 2 : warp - P::kConsumers;
-  if (index < P::kProducers) return {Role::kProducer, index};
-  return {P::kApart ? Role::kIdle : Role::kLoader, 0};
+__device__ __forceinline__ int role_of(int warp) {
+  if (!P::kApart || warp < P::kConsumers) return warp;
+  if (warp == 4) return P::kConsumers + P::kProducers;
+  const int producer = warp / 4 * 2 + warp % 4 - 2;
+  return warp % 4 < 2 || producer >= P::kProducers ? -1 : P::kConsumers + producer;
 }
 
 // By the shared memory of a block: 227 KB, or the 99 KB of the sm_120 family.
