@@ -34,7 +34,7 @@ using OptionalTensor = std::optional<Tensor>;
 
 constexpr int64_t kMaxTokens = INT32_MAX - 16;  // chunk arithmetic inside a sequence is 32-bit; addresses are 64-bit
 
-constexpr int64_t kMinSegment = 256;  // tokens; a segment's states take 128 KiB a value head
+constexpr int64_t kMinSegment = kMinSegmentChunks * kChunk;
 
 // The C shim's CUDA functions are absent from CPU builds of torch. Looking this one up at call time, not link time,
 // lets one wheel import everywhere (libtorch_cuda is not always in the global symbol scope, hence the second look).

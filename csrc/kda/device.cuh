@@ -192,7 +192,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t bar, uint32_t by
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// Makes this thread's ordinary shared memory writes visible to the copy engine.
+// Makes this thread's ordinary shared memory writes visible to TMA.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
 __device__ __forceinline__ void bulk_copy_to_peer(uint32_t dst, uint32_t src, uint32_t bytes, uint32_t bar) {

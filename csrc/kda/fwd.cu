@@ -53,41 +53,42 @@ __device__ __forceinline__ void run(const FwdParams& p) {
     cluster_sync();
   else
     __syncthreads();
-  // The order of these branches is that of the code: with the loader last the quarter kernel took 5 % longer.
+  // nvcc lays these branches out from the last to the first: with the loader first in the source, and so last in the
+  // code, the quarter kernel took 5 % longer.
   const int role = role_of<P>(warp);
-  if (role < 0) {
-  } else if (role < P::kConsumers) {
-    consume(p, smem, rank, role, lane);
-  } else if (role < P::kConsumers + P::kProducers) {
-    produce(p, smem, rank, role - P::kConsumers, lane);
-  } else if (role == P::kConsumers + P::kProducers) {
-    load(p, smem, rank, lane);
+  if (role >= 0) {
+    if (role < P::kConsumers)
+      consume(p, smem, rank, role, lane);
+    else if (role < P::kConsumers + P::kProducers)
+      produce(p, smem, rank, role - P::kConsumers, lane);
+    else
+      load(p, smem, rank, lane);
   }
   if constexpr (P::kShare > 1) cluster_sync();  // no block leaves while a peer may still write to it
 }
 
-// One block a task.
-extern "C" __global__ void __launch_bounds__(ArchPlans::Whole::kThreads, 1)
+// A task is one block's.
+extern "C" __global__ void __launch_bounds__(ArchConfigs::Whole::kThreads, 1)
     kda_fwd_kernel(const __grid_constant__ FwdParams p) {
-  run<ArchPlans::Whole>(p);
+  run<ArchConfigs::Whole>(p);
 }
 
-// Two blocks, a cluster, a task.
-extern "C" __global__ void __cluster_dims__(ArchPlans::Half::kShare, 1, 1)
-    __launch_bounds__(ArchPlans::Half::kThreads, 1) kda_fwd_half_kernel(const __grid_constant__ FwdParams p) {
-  run<ArchPlans::Half>(p);
+// A task is two blocks', a cluster.
+extern "C" __global__ void __cluster_dims__(ArchConfigs::Half::kShare, 1, 1)
+    __launch_bounds__(ArchConfigs::Half::kThreads, 1) kda_fwd_half_kernel(const __grid_constant__ FwdParams p) {
+  run<ArchConfigs::Half>(p);
 }
 
-// Four blocks, two clusters.
-extern "C" __global__ void __cluster_dims__(ArchPlans::Quarter::kShare, 1, 1)
-    __launch_bounds__(ArchPlans::Quarter::kThreads, 1) kda_fwd_quarter_kernel(const __grid_constant__ FwdParams p) {
-  run<ArchPlans::Quarter>(p);
+// A task is four blocks', two clusters.
+extern "C" __global__ void __cluster_dims__(ArchConfigs::Quarter::kShare, 1, 1)
+    __launch_bounds__(ArchConfigs::Quarter::kThreads, 1) kda_fwd_quarter_kernel(const __grid_constant__ FwdParams p) {
+  run<ArchConfigs::Quarter>(p);
 }
 
 // End states only: the segments' transitions and offsets.
-extern "C" __global__ void __cluster_dims__(ArchPlans::State::kShare, 1, 1)
-    __launch_bounds__(ArchPlans::State::kThreads, 1) kda_fwd_state_kernel(const __grid_constant__ FwdParams p) {
-  run<ArchPlans::State>(p);
+extern "C" __global__ void __cluster_dims__(ArchConfigs::State::kShare, 1, 1)
+    __launch_bounds__(ArchConfigs::State::kThreads, 1) kda_fwd_state_kernel(const __grid_constant__ FwdParams p) {
+  run<ArchConfigs::State>(p);
 }
 
 // Chains the segments of each (sequence, value head).
@@ -155,8 +156,8 @@ cudaError_t launch_fwd(FwdParams& p, int sms, cudaStream_t stream) {
   if (cudaError_t e = cudaGetDevice(&device)) return e;
   if (cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device)) return e;
   p.maps = make_maps(p);
-  // The host's half of the choice of ArchPlans.
-  return major == 12 ? launch_all<Plans<true>>(p, sms, stream) : launch_all<Plans<false>>(p, sms, stream);
+  // The host's half of the choice of ArchConfigs.
+  return major == 12 ? launch_all<Configs<true>>(p, sms, stream) : launch_all<Configs<false>>(p, sms, stream);
 }
 
 }  // namespace flash_kda

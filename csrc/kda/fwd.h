@@ -18,11 +18,11 @@ struct Strides {
   int64_t batch, token, head;
 };
 
-// q, k, v and g for the copy engine. A box is a chunk's tokens of one head, as a tile of the kernels: all channels, in
-// two halves one behind the other, and of v also 64 or 32 of them.
+// TMA descriptors of q, k, v and g. A box is a chunk's tokens of one head, as a tile of the kernels: all channels, in
+// two halves one behind the other, and for part_v the 64 or 32 of v that are a block's state rows.
 struct FwdMaps {
-  CUtensorMap q, k, g, v, half_v, quarter_v;
-  bool usable;  // false where a stride is none that the engine takes
+  CUtensorMap q, k, g, v, part_v;
+  bool usable;  // false where make_maps could not make them: all chunks then go row by row
 };
 
 struct FwdParams {

@@ -15,12 +15,12 @@ constexpr int kWarp = 32;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNormEps = 1e-6f;
 
-// ---- plans --------------------------------------------------------------------------------------
+// ---- blocks --------------------------------------------------------------------------------------
 // How a block works. The kShare blocks of a cluster walk the same tokens of one value head together: each prepares
 // every kShare-th chunk and copies it to the others' shared memory. With kOutput, kParts clusters share the 128 rows of
 // the state; without, only states are wanted, so no q, Qd, P, and each block keeps all rows of a state of its own.
 template <int kShare_, int kRows_, int kConsumers_, int kProducers_, int kSlots_, bool kOutput_ = true>
-struct Plan {
+struct BlockConfig {
   static constexpr bool kOutput = kOutput_;
   static constexpr int kShare = kShare_;
   static constexpr int kRows = kRows_;  // state rows of a block
@@ -50,37 +50,37 @@ __device__ __forceinline__ int role_of(int warp) {
 
 // By the shared memory of a block: 227 KB, or the 99 KB of the sm_120 family.
 template <bool kSmall>
-struct Plans;
+struct Configs;
 template <>
-struct Plans<false> {
+struct Configs<false> {
   static constexpr int kSmem = 227 * 1024;
-  using Whole = Plan<1, 128, 4, 7, 11>;
-  using Half = Plan<2, 64, 4, 6, 12>;
-  using Quarter = Plan<2, 32, 2, 6, 14>;
-  using State = Plan<2, 128, 4, 7, 14, false>;
+  using Whole = BlockConfig<1, 128, 4, 7, 11>;
+  using Half = BlockConfig<2, 64, 4, 6, 12>;
+  using Quarter = BlockConfig<2, 32, 2, 6, 14>;
+  using State = BlockConfig<2, 128, 4, 7, 14, false>;
   static constexpr int kScanStages = 6;
 };
 template <>
-struct Plans<true> {
+struct Configs<true> {
   static constexpr int kSmem = 99 * 1024;
-  using Whole = Plan<1, 128, 4, 3, 4>;
-  using Half = Plan<2, 64, 4, 2, 4>;
-  using Quarter = Plan<2, 32, 2, 2, 4>;
-  using State = Plan<2, 128, 4, 2, 4, false>;
+  using Whole = BlockConfig<1, 128, 4, 3, 4>;
+  using Half = BlockConfig<2, 64, 4, 2, 4>;
+  using Quarter = BlockConfig<2, 32, 2, 2, 4>;
+  using State = BlockConfig<2, 128, 4, 2, 4, false>;
   static constexpr int kScanStages = 2;
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200 && __CUDA_ARCH__ < 1300
-using ArchPlans = Plans<true>;
+using ArchConfigs = Configs<true>;
 #else
-using ArchPlans = Plans<false>;
+using ArchConfigs = Configs<false>;
 #endif
 
 // A consumer of 32 rows needs 225 registers; twelve warps have 168 each at launch, and trade.
 template <typename P>
 constexpr bool kMoveRegisters = P::kTilesM == 2 && P::kWarps > 8;
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 136;
-static_assert(Plans<false>::Whole::kWarps == 12 && Plans<false>::State::kWarps == 12 &&
+static_assert(Configs<false>::Whole::kWarps == 12 && Configs<false>::State::kWarps == 12 &&
                   4 * kConsumerRegisters + 8 * kProducerRegisters <= 12 * 168,
               "register file");
 
@@ -90,7 +90,7 @@ static_assert(Plans<false>::Whole::kWarps == 12 && Plans<false>::State::kWarps =
 constexpr int kRowBytes = 128;
 constexpr int kHalfBytes = kChunk * kRowBytes;
 constexpr int kTileBytes = 2 * kHalfBytes;
-constexpr int kTileAlign = 1024;  // the copy engine swizzles by address
+constexpr int kTileAlign = 1024;  // TMA swizzles by address
 
 // Byte offset of the 16-byte piece (8 channels) `piece` of row `row` in a tile.
 __device__ __forceinline__ int tile_offset(int row, int piece) {
@@ -175,7 +175,7 @@ constexpr bool fits() {
   return sizeof(Smem<typename A::Whole>) <= A::kSmem && sizeof(Smem<typename A::State>) <= A::kSmem &&
          sizeof(Smem<typename A::Half>) <= A::kSmem && sizeof(Smem<typename A::Quarter>) <= A::kSmem;
 }
-static_assert(fits<Plans<false>>() && fits<Plans<true>>(), "more shared memory than a block has");
+static_assert(fits<Configs<false>>() && fits<Configs<true>>(), "more shared memory than a block has");
 
 // The chunks of a work; of an empty one too, so that its state passes through.
 __device__ __forceinline__ int chunk_count(int length) { return length <= 0 ? 1 : (length + kChunk - 1) / kChunk; }

@@ -63,14 +63,14 @@ struct Loader {
     mbarrier_arrive(smem_addr(&smem.begun[work.slot]));
   }
 
-  // A chunk by the copy engine. By lane 0.
+  // A chunk by TMA. By lane 0.
   __device__ __forceinline__ void load_boxes(const Task& t, int head_qk, int first) {
     Tiles<P>& tiles = smem.tiles[pos.slot];
     const uint32_t to = bar();
     const int token = static_cast<int>(t.first_token) + first, batch = static_cast<int>(t.batch);
     wait_empty();
     smem.chunk[pos.slot] = {work.slot, first};
-    fence_async_proxy();  // the engine writes after what other warps read and wrote here
+    fence_async_proxy();  // TMA writes after what other warps read and wrote here
     mbarrier_arrive_expect(to, (own() ? Tiles<P>::kShared : shared_bytes()) + (loads_v<P>(rank) ? Tiles<P>::kV : 0));
     if (own()) {
       tensor_copy(smem_addr(tiles.k()), &p.maps.k, {0, token, 0, head_qk, batch}, to);
@@ -78,7 +78,7 @@ struct Loader {
       if constexpr (P::kOutput) tensor_copy(smem_addr(tiles.q()), &p.maps.q, {0, token, 0, head_qk, batch}, to);
     }
     if (loads_v<P>(rank)) {
-      const CUtensorMap& map = P::kRows == 128 ? p.maps.v : P::kRows == 64 ? p.maps.half_v : p.maps.quarter_v;
+      const CUtensorMap& map = P::kRows == kDim ? p.maps.v : p.maps.part_v;
       tensor_copy(smem_addr(tiles.v()), &map, {0, token, t.work.row / P::kRows, t.work.head, batch}, to);
     }
     pos.advance(1);

@@ -1,4 +1,4 @@
-// Maps of q, k, v and g for the copy engine; host code.
+// TMA descriptors of q, k, v and g; host code.
 #pragma once
 
 #include <cudaTypedefs.h>
@@ -21,8 +21,8 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return encode;
 }
 
-// A map whose boxes have `parts` times `columns` channels. False where the copy engine cannot address the tensor so: no
-// tokens, or a stride of 0.
+// A map whose boxes have `parts` times `columns` channels. False where TMA cannot address the tensor so: no tokens, a
+// stride that is not positive, or a driver without the function.
 inline bool make_map(const FwdParams& p, const void* data, const Strides& s, int heads, cuuint32_t columns,
                      cuuint32_t parts, CUtensorMap& map) {
   const auto encode = tensor_map_encoder();
@@ -46,11 +46,11 @@ inline bool make_map(const FwdParams& p, const void* data, const Strides& s, int
 inline FwdMaps make_maps(const FwdParams& p) {
   FwdMaps maps{};
   const int heads = p.heads_v, heads_qk = p.heads_v / p.heads_per_group;
+  const cuuint32_t part = p.plan.split == 4 ? 32 : 64;
   maps.usable =
       make_map(p, p.q, p.q_stride, heads_qk, 64, 2, maps.q) && make_map(p, p.k, p.k_stride, heads_qk, 64, 2, maps.k) &&
       make_map(p, p.g, p.g_stride, heads, 64, 2, maps.g) && make_map(p, p.v, p.v_stride, heads, 64, 2, maps.v) &&
-      make_map(p, p.v, p.v_stride, heads, 64, 1, maps.half_v) &&
-      make_map(p, p.v, p.v_stride, heads, 32, 1, maps.quarter_v);
+      make_map(p, p.v, p.v_stride, heads, part, 1, maps.part_v);
   return maps;
 }
 

@@ -18,7 +18,7 @@ __device__ __forceinline__ int order_bucket(int chunks) {
   return kOrderBuckets - 1 - key;
 }
 
-// One block; p.order becomes the sequences by bucket, in any order inside one. Starts the tickets at 0.
+// One block; p.order becomes the sequences by bucket, in any order inside one. The ticket starts at 0.
 __device__ __forceinline__ void order_sequences(const FwdParams& p) {
   __shared__ int places[kOrderBuckets], warp_sums[kWarp];
   const int t = threadIdx.x, lane = t % kWarp;

@@ -1,12 +1,14 @@
 // How a call is laid out. Plain C++, so that a test needs no compiler of CUDA.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace flash_kda {
 
-constexpr int kChunk = 16;     // tokens of a step
-constexpr int kScanParts = 8;  // blocks of the scan for a (sequence, value head)
+constexpr int kChunk = 16;             // tokens of a step
+constexpr int kMinSegmentChunks = 16;  // a segment's states take 128 KiB a value head
+constexpr int kScanParts = 8;          // blocks of the scan for a (sequence, value head)
 
 struct FwdPlan {
   int split;           // blocks that share the state rows of a task: 1, 2 or 4
@@ -16,7 +18,7 @@ struct FwdPlan {
   bool ordered;    // blocks take the longest sequences first
 };
 
-// What a plan depends on. The host does not look at cu_seqlens: lengths are taken to be equal.
+// What a plan depends on: the host does not look at cu_seqlens.
 struct FwdSize {
   int64_t num_sequences, total_tokens;
   int heads_v;
@@ -30,6 +32,8 @@ struct FwdSize {
 struct FwdCosts {
   double whole = 1.0, half = 0.65, quarter = 0.48, state = 0.62, scan_step = 2.2, pass = 8.0, cut = 5.0;
 };
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A split pays while its parts run at once.
 inline int best_split(int64_t tasks, int sms) { return 4 * tasks <= sms ? 4 : 2 * tasks <= sms ? 2 : 1; }
@@ -50,12 +54,12 @@ inline FwdPlan plan_sequences(const FwdSize& s) {
 
 // Sequences in segments of `length` chunks.
 inline FwdPlan plan_segments(const FwdSize& s, int64_t length) {
-  const int64_t chunks = (s.total_tokens / s.num_sequences + kChunk - 1) / kChunk;
-  const int64_t each = chunks <= length ? 1 : (chunks + length - 1) / length;
+  const int64_t chunks = ceil_div(s.total_tokens / s.num_sequences, kChunk);
+  const int64_t each = std::max<int64_t>(1, ceil_div(chunks, length));
   FwdPlan plan{};
   plan.segment_chunks = static_cast<int>(length);
-  // However total_tokens is divided, there are no more.
-  plan.max_segments = s.num_sequences * (s.packed ? 1 : each) + (s.packed ? s.total_tokens / (length * kChunk) : 0);
+  // However packed tokens are divided into sequences, there are no more.
+  plan.max_segments = s.packed ? s.num_sequences + s.total_tokens / (length * kChunk) : s.num_sequences * each;
   plan.tasks = static_cast<unsigned>(plan.max_segments * s.heads_v);
   plan.split = best_split(s.num_sequences * each * s.heads_v, s.sms);
   return plan;
@@ -63,7 +67,7 @@ inline FwdPlan plan_segments(const FwdSize& s, int64_t length) {
 
 // Time of `tasks` that run `at_once`, one task taking `each`.
 inline double waves(int64_t tasks, int64_t at_once, double each) {
-  return static_cast<double>((tasks + at_once - 1) / at_once) * each;
+  return static_cast<double>(ceil_div(tasks, at_once)) * each;
 }
 
 inline FwdPlan plan_fwd(const FwdSize& s) {
@@ -73,14 +77,14 @@ inline FwdPlan plan_fwd(const FwdSize& s) {
   if (s.segment_chunks == 0 || best.split == 1) return best;
   const FwdCosts c;
   const int64_t heads = s.num_sequences * s.heads_v;
-  const int64_t chunks = (s.total_tokens / s.num_sequences + kChunk - 1) / kChunk;
+  const int64_t chunks = ceil_div(s.total_tokens / s.num_sequences, kChunk);
   // Packed sequences differ in length: where they are not cut, the longest is taken to be twice the mean.
   const double longest = static_cast<double>(chunks) * (s.packed && s.num_sequences > 1 ? 2 : 1);
   double least = longest * chunk_cost(c, best.split) + c.pass;
-  // From three on: of two segments the second could start only when the first has ended. Below 16 chunks a segment's
-  // fixed costs rule; 64 segments keep the scan short.
-  for (int64_t n = 3; n <= 64 && chunks / n >= 16; ++n) {
-    const int64_t length = (chunks + n - 1) / n;
+  // From three on: of two segments the second could start only when the first has ended. In shorter ones than the
+  // smallest fixed costs rule; 64 segments keep the scan short.
+  for (int64_t n = 3; n <= 64 && chunks / n >= kMinSegmentChunks; ++n) {
+    const int64_t length = ceil_div(chunks, n);
     const FwdPlan plan = plan_segments(s, length);
     const double chunks_each = static_cast<double>(length);
     // The blocks of a cluster share the two state passes of a segment; the last segment has none.

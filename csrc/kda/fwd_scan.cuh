@@ -13,7 +13,7 @@ constexpr int kScanThreads = kScanWarps * kWarp;
 constexpr int kScanTiles = kDim / 8 / kScanWarps;  // n-tiles of a warp
 constexpr int kScanPitch = kDim + 8;               // floats a row of the state: free of bank conflicts
 constexpr int kScanDepth = kDim / 2;               // rows of a transition in a stage
-constexpr int kScanStages = ArchPlans::kScanStages;
+constexpr int kScanStages = ArchConfigs::kScanStages;
 
 template <int kStages>
 struct ScanSmem {
@@ -21,8 +21,8 @@ struct ScanSmem {
   float state[kScanRows][kScanPitch];
   uint64_t full[kStages];
 };
-static_assert(sizeof(ScanSmem<Plans<false>::kScanStages>) <= Plans<false>::kSmem &&
-                  sizeof(ScanSmem<Plans<true>::kScanStages>) <= Plans<true>::kSmem,
+static_assert(sizeof(ScanSmem<Configs<false>::kScanStages>) <= Configs<false>::kSmem &&
+                  sizeof(ScanSmem<Configs<true>::kScanStages>) <= Configs<true>::kSmem,
               "more shared memory than a block has");
 
 // First segment of sequence n.

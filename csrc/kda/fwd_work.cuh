@@ -24,8 +24,7 @@ __device__ __forceinline__ Sequence sequence(const FwdParams& p, int64_t n) {
 }
 
 __device__ __forceinline__ int segment_count(const FwdParams& p, int length) {
-  const int chunks = (length + kChunk - 1) / kChunk;
-  return chunks == 0 ? 1 : (chunks + p.plan.segment_chunks - 1) / p.plan.segment_chunks;
+  return (chunk_count(length) + p.plan.segment_chunks - 1) / p.plan.segment_chunks;
 }
 
 // Over the lanes of a warp.

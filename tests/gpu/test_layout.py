@@ -53,7 +53,7 @@ def head_major(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-# A stride of 0 is none that the copy engine takes: such a call loads its inputs otherwise.
+# A stride of 0 is none that TMA takes: such a call loads its inputs otherwise.
 VIEWS: dict[str, Callable[[Problem], dict[str, torch.Tensor]]] = {
     "k of one head": lambda p: {"k": p.k[:, :, :1].expand_as(p.k)},
     "g of one token": lambda p: {"g": p.g[:, :1].expand_as(p.g)},
