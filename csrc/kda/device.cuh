@@ -182,7 +182,8 @@ __device__ __forceinline__ uint32_t peer_addr(uint32_t addr, int rank) {
 }
 
 // Relaxed: a release at cluster scope waits for the warp's global stores, a quarter of a consumer's time when measured.
-// What the arrival has to order are shared memory reads, and their values were in registers before it was issued.
+// What the arrival has to order are shared memory reads of this warp: they were issued before it, in order, and what it
+// lets in takes a load and a preparation to get there.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t bar, int rank) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" : : "r"(peer_addr(bar, rank)) : "memory");
 }

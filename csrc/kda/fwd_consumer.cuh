@@ -262,6 +262,7 @@ template <typename P>
 __device__ __forceinline__ void release(Smem<P>& smem, RingPosition<P::kSlots>& pos, int rank, int lane) {
   mbarrier_arrive(smem_addr(&smem.empty[pos.slot]));
   if constexpr (P::kShare > 1) {
+    if constexpr (!P::kOutput) __syncwarp();  // lane 0 speaks for all; with outputs write_output has had one
     const int owner = static_cast<unsigned>(pos.slot) % P::kShare;
     if (owner != rank && lane == 0) mbarrier_arrive_remote(smem_addr(&smem.empty[pos.slot]), owner);
   }

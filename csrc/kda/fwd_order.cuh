@@ -26,7 +26,7 @@ __device__ __forceinline__ void order_sequences(const FwdParams& p) {
   places[t] = 0;
   if (t == 0) *p.ticket = 0;
   __syncthreads();
-  for (int n = t; n < p.num_sequences; n += kOrderThreads)
+  for (int64_t n = t; n < p.num_sequences; n += kOrderThreads)
     atomicAdd(&places[order_bucket(chunk_count(sequence(p, n).length))], 1);
   __syncthreads();
   const int count = places[t], sum = inclusive_sum(count, lane);
@@ -36,8 +36,10 @@ __device__ __forceinline__ void order_sequences(const FwdParams& p) {
   __syncthreads();
   places[t] = sum - count + (t < kWarp ? 0 : warp_sums[t / kWarp - 1]);
   __syncthreads();
-  for (int n = t; n < p.num_sequences; n += kOrderThreads)
-    p.order[atomicAdd(&places[order_bucket(chunk_count(sequence(p, n).length))], 1)] = n;
+  for (int64_t n = t; n < p.num_sequences; n += kOrderThreads) {
+    const int place = atomicAdd(&places[order_bucket(chunk_count(sequence(p, n).length))], 1);
+    if (place < p.num_sequences) p.order[place] = static_cast<int32_t>(n);  // else cu_seqlens has changed meanwhile
+  }
 }
 
 }  // namespace flash_kda

@@ -276,6 +276,9 @@ __device__ __forceinline__ void produce(const FwdParams& p, Smem<P>& smem, int r
   int head = -1;
   Gate gate;
   while (true) {
+    // A wait tells a phase only from the one before it. Where the slot's last pass was another producer's, that one's
+    // copies may still be on their way, and the phase before would pass for this one.
+    if constexpr (P::kSlots % P::kStride != 0) mbarrier_wait(smem_addr(&smem.full[pos.slot]), pos.parity ^ 1);
     mbarrier_wait(smem_addr(&smem.raw[pos.slot]), pos.parity);
     const ChunkRef chunk = smem.chunk[pos.slot];
     if (chunk.work < 0) break;

@@ -25,13 +25,16 @@ static_assert(sizeof(ScanSmem<Configs<false>::kScanStages>) <= Configs<false>::k
                   sizeof(ScanSmem<Configs<true>::kScanStages>) <= Configs<true>::kSmem,
               "more shared memory than a block has");
 
-// First segment of sequence n.
+// First segment of sequence n; what is beyond the workspace counts as its end.
 __device__ __forceinline__ int64_t first_segment(const FwdParams& p, int64_t n) {
   if (p.cu_seqlens == nullptr) return n * segment_count(p, static_cast<int>(p.seqlen));
-  int sum = 0;
+  int64_t sum = 0;  // decreasing offsets count tokens more than once
   const int lane = threadIdx.x % kWarp;
-  for (int64_t m = lane; m < n; m += kWarp) sum += segment_count(p, sequence(p, m).length);
-  return __reduce_add_sync(0xffffffffu, sum);
+  for (int64_t m = lane; m < n; m += kWarp)
+    sum = min(sum + segment_count(p, sequence(p, m).length), p.plan.max_segments);
+#pragma unroll
+  for (int d = 1; d < kWarp; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+  return min(sum, p.plan.max_segments);
 }
 
 // acc += state . transition for this warp's columns and half of the sum, in tf32. Accumulator columns 2t and 2t+1 stand
@@ -71,10 +74,10 @@ __device__ __forceinline__ void scan_segments(const FwdParams& p) {
   const int part = blockIdx.x % kScanParts;
   const int head = blockIdx.x / kScanParts % p.heads_v;
   const int64_t n = blockIdx.x / kScanParts / p.heads_v;
+  const int segments = segment_count(p, sequence(p, n).length);
+  if (segments < 3) return;
   const int64_t first = first_segment(p, n);
-  // Decreasing offsets, which the host cannot see, count tokens twice: more segments than there are places for.
-  const int64_t places = p.plan.max_segments - first;
-  const int count = static_cast<int>(min(static_cast<int64_t>(segment_count(p, sequence(p, n).length)), places));
+  const int count = static_cast<int>(min(static_cast<int64_t>(segments), p.plan.max_segments - first));
   if (count < 3) return;
   auto offset_at = [&](int j) {
     return p.offsets + ((first + j) * p.heads_v + head) * kDim * kDim + part * kScanRows * kDim;
