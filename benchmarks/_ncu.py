@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,14 +105,15 @@ _PREFIX = {"K": 1e3, "M": 1e6, "G": 1e9}  # ncu's Kbyte is 1000 bytes
 Row = dict[str, tuple[str, str]]  # column -> (value, unit), as printed
 
 
-def command(ncu: str, log: Path, program: Iterable[str]) -> list[str]:
-    """Profile the kernels of `program` between its profiler start and stop; the raw page goes to `log`."""
+def command(ncu: str, log: Path) -> list[str]:
+    """What stands before a program's command line to profile its kernels between its profiler's start and
+    stop; the raw page goes to `log`."""
     sections = [word for name in SECTIONS for word in ("--section", name)]
     fixed = ["--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
     chosen = ["--kernel-name", "regex:kda_fwd", *sections]
     # Base units: the automatic ones round 32768 bytes to 32.77 Kbyte.
     page = ["--page", "raw", "--csv", "--print-units", "base", "--log-file", str(log)]
-    return [ncu, *fixed, *chosen, *page, *program]
+    return [ncu, *fixed, *chosen, *page]
 
 
 def parse(text: str) -> list[Row]:

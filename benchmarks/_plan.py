@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from _report import of_kind
+
 CHUNK = 16
 MIN_SEGMENT = 256  # tokens, as csrc/binding.cpp has it
 SCAN_PARTS = 8
@@ -263,20 +265,16 @@ def judge_sweep(timed: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 # ---- result ----
 
 
-def _of_kind(lines: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if k != "kind"} for line in lines if line["kind"] == kind]
-
-
 def build_result(
     lines: list[dict[str, Any]], header: dict[str, float], facts: dict[str, Any], problems: list[str]
 ) -> dict[str, Any]:
     """The result file from the worker's lines."""
-    machine = (_of_kind(lines, "machine") or [{"device": None, "torch": None, "sms": None}])[0]
-    measured = _of_kind(lines, "point")
+    machine = (of_kind(lines, "machine") or [{"device": None, "torch": None, "sms": None}])[0]
+    measured = of_kind(lines, "point")
     costs, fitted = costs_of(measured)
     rows = compare(header, costs)
-    sweep = judge_sweep(_of_kind(lines, "sweep"))
-    failed = [f"{line['what']}: {line['error']}" for line in _of_kind(lines, "error")]
+    sweep = judge_sweep(of_kind(lines, "sweep"))
+    failed = [f"{line['what']}: {line['error']}" for line in of_kind(lines, "error")]
     return {
         "device": machine["device"],
         "sms": machine["sms"],

@@ -14,8 +14,8 @@ from _impls import load
 from _inputs import Inputs, timing_inputs
 from _kernels import kernel_name, on_device
 from _plan import SWEEP_HEADS, SWEEP_TOKENS, Point, Span, alternatives, point_times, points
+from _sink import Sink, guarded, machine
 from _timing import Call, input_sets, measure_cuda, sleep
-from _worker import Sink, guarded
 from torch.profiler import ProfilerActivity, profile
 
 WARM, REPEATS = 5, 25  # calls of a point, the first for the clocks
@@ -100,12 +100,7 @@ def main(argv: list[str]) -> int:
     sink = Sink(Path(job["results"]))
     device = torch.device(job["device"])
     caller = Caller(None if job["require_under"] is None else Path(job["require_under"]))
-    sink.put(
-        "machine",
-        device=torch.cuda.get_device_name(device),
-        sms=torch.cuda.get_device_properties(device).multi_processor_count,
-        torch=torch.__version__,
-    )
+    sink.put("machine", **machine(device))
     with torch.inference_mode():
         if job["sweep"]:  # before the profiler, which slows later launches once it has been started
             guarded(sink, "sweep", lambda: do_sweep(caller, device, job["seed"], sink))

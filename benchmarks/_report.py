@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
-def _of_kind(lines: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [line for line in lines if line["kind"] == kind]
+def of_kind(lines: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """What the lines of one kind hold."""
+    return [{k: v for k, v in line.items() if k != "kind"} for line in lines if line["kind"] == kind]
 
 
 def _times(results: Lines, name: str) -> dict[str, dict[str, Any]]:
-    return {line["case"]: line for line in _of_kind(results.get(name, []), "time")}
+    return {line["case"]: line for line in of_kind(results.get(name, []), "time")}
 
 
 def _kernels(case: Case, results: Lines) -> dict[str, list[dict[str, Any]]]:
@@ -38,7 +40,7 @@ def _kernels(case: Case, results: Lines) -> dict[str, list[dict[str, Any]]]:
     return {
         name: line["kernels"]
         for name in TIMED
-        for line in _of_kind(results.get(name, []), "kernels")
+        for line in of_kind(results.get(name, []), "kernels")
         if line["case"] == case.name
     }
 
@@ -96,17 +98,15 @@ def errors(results: Lines) -> list[str]:
     return [
         f"{name}: {line['what']}: {line['error']}"
         for name, lines in results.items()
-        for line in _of_kind(lines, "error")
+        for line in of_kind(lines, "error")
     ]
 
 
 def build_result(cases: list[Case], results: Lines, facts: dict[str, Any]) -> dict[str, Any]:
     """The result file. `facts`: driver, date, commit, wheel_sha256 and the like, from the parent."""
-    machines = _of_kind(results.get("ours", []), "machine")
+    machines = of_kind(results.get("ours", []), "machine")
     machine = machines[0] if machines else dict(NO_MACHINE)
     copy_gbps: float = machine["copy_gbps"]
-    judged = _of_kind(results.get("judge", []), "accuracy")
-    accuracy = [{k: v for k, v in line.items() if k != "kind"} for line in judged]
     return {
         "device": machine["device"],
         "driver": facts["driver"],
@@ -119,7 +119,7 @@ def build_result(cases: list[Case], results: Lines, facts: dict[str, Any]) -> di
         "versions": facts["versions"],
         "rows": [build_row(case, results, copy_gbps) for case in cases],
         "accuracy_setup": facts["accuracy_setup"],
-        "accuracy": accuracy,
+        "accuracy": of_kind(results.get("judge", []), "accuracy"),
         "problems": errors(results) + disagreements(cases, results) + facts["problems"],
     }
 

@@ -1,4 +1,4 @@
-"""What every process of a run shares, and the facts about the run that no worker knows."""
+"""What every process of a run shares, how one is run, and the facts about the run that no worker knows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import datetime
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,8 @@ import _peers
 import torch
 from _cases import AccuracyLine, Case
 
-REPO = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
+REPO = HERE.parent
 
 
 @dataclass(frozen=True)
@@ -33,15 +37,82 @@ class Run:
     timeout_s: int
 
 
+def folder_of(name: str, run: Run) -> Path | None:
+    """Where a process has its package from; None for the installed one."""
+    return run.ours_path if name in ("ours", "judge") else run.peer_paths[name]
+
+
 def environment(name: str, run: Run) -> dict[str, str]:
     """The process's environment: its own package's folder comes first on the path."""
     env = dict(os.environ)
-    folder = run.ours_path if name in ("ours", "judge") else run.peer_paths[name]
+    folder = folder_of(name, run)
     if folder is not None:
         env["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [env.get("PYTHONPATH")])])
     if name == "fla":
         env["FLA_FLASH_KDA"] = "0"
     return env
+
+
+def spawn(
+    script: str,
+    tag: str,
+    name: str,
+    job: dict[str, Any],
+    run: Run,
+    under: Sequence[str] = (),
+    **extra: str,
+) -> subprocess.Popen[bytes]:
+    """Start one process, under another program where one is given; its output goes to a log beside its
+    results. What it starts is of its group, and ends with it: see `end`."""
+    folder = folder_of(name, run)
+    job = {
+        "device": run.device,
+        "seed": run.seed,
+        "scratch": str(run.scratch),
+        "require_under": None if folder is None else str(folder),
+        **job,
+        "results": str(run.scratch / f"{tag}.jsonl"),
+    }
+    job_file = run.scratch / f"{tag}.job.json"
+    job_file.write_text(json.dumps(job))
+    with (run.scratch / f"{tag}.log").open("wb") as log:
+        return subprocess.Popen(
+            [*under, sys.executable, str(HERE / script), str(job_file)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**environment(name, run), **extra},
+            start_new_session=True,
+        )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process with all that it started, which would go on on the GPU."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def wait(process: subprocess.Popen[bytes], tag: str, run: Run, timeout_s: float) -> list[str]:
+    """Wait for a process, end it at the time limit; returns what went wrong, with the end of its log."""
+    try:
+        code: int | None = process.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        end(process)
+    if code == 0:
+        return []
+    what = f"ran past {timeout_s:.0f} s" if code is None else f"exit code {code}"
+    return [f"{tag}: {what}{log_end(tag, run)}"]
+
+
+def log_end(tag: str, run: Run) -> str:
+    """The last lines of a process's log, and of Nsight Compute's but for its table."""
+    logs = [log for kind in ("log", "csv") if (log := run.scratch / f"{tag}.{kind}").exists()]
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+    last = [f"\n    {line[:400]}" for line in lines[-12:] if not line.startswith('"')]
+    return "; end of its log:" + "".join(last)
 
 
 def command_output(*command: str) -> str | None:

@@ -6,7 +6,6 @@ Lines already written survive a crash or a timeout of the process.
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from pathlib import Path
@@ -15,35 +14,10 @@ from typing import Any
 import torch
 from _cases import AccuracyLine, Case
 from _impls import Run, compile_only, load
-from _inputs import Inputs, accuracy_inputs, timing_inputs
+from _inputs import accuracy_inputs, timing_inputs
 from _kernels import kernels_of
+from _sink import Sink, check_written, guarded, machine
 from _timing import copy_gbps, input_sets, matmul_tflops, measure
-
-
-class Sink:
-    """Appends results to the file that the parent reads."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def put(self, kind: str, **data: Any) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps({"kind": kind, **data}) + "\n")
-
-
-def _rms(tensor: torch.Tensor) -> float:
-    """Root mean square without a float64 copy of the whole tensor; NaN if any element is."""
-    norm = float(torch.linalg.vector_norm(tensor.float()).item())
-    return norm / math.sqrt(max(1, tensor.numel()))
-
-
-def check_written(case: Case, inputs: Inputs) -> dict[str, float]:
-    """Size of both outputs; RuntimeError when an element was left unwritten (NaN) or everything is zero."""
-    sizes = {"o_rms": _rms(inputs.out), "s_rms": _rms(inputs.final_state)}
-    for name, value in sizes.items():
-        if not 0.0 < value < float("inf"):
-            raise RuntimeError(f"{case.name}: {name} is {value}, expected a finite positive number")
-    return sizes
 
 
 def time_case(case: Case, run: Run, device: torch.device, seed: int) -> dict[str, Any]:
@@ -92,14 +66,6 @@ def _clean(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def guarded(sink: Sink, what: str, work: Any) -> None:
-    """Run one piece; a failure is recorded and the next piece still runs."""
-    try:
-        work()
-    except Exception as error:
-        sink.put("error", what=what, error=f"{type(error).__name__}: {error}"[:800])
-
-
 def do_timing(job: dict[str, Any], run: Run, device: torch.device, sink: Sink) -> None:
     """Time every case of the job."""
     for data in job["cases"]:
@@ -141,34 +107,49 @@ def do_kernels(job: dict[str, Any], run: Run, device: torch.device, sink: Sink) 
 
 def do_ceilings(device: torch.device, sink: Sink) -> None:
     """The machine's copy rate and matrix rate, and what the machine is."""
-    cuda = device.type == "cuda"
-    sink.put(
-        "machine",
-        copy_gbps=copy_gbps(device),
-        matmul_tflops=matmul_tflops(device),
-        device=torch.cuda.get_device_name(device) if cuda else "cpu (dry run)",
-        torch=torch.__version__,
-    )
+    rates = {"copy_gbps": copy_gbps(device), "matmul_tflops": matmul_tflops(device)}
+    sink.put("machine", **rates, **machine(device))
     _clean(device)
+
+
+def do_all(job: dict[str, Any], device: torch.device, under: Path | None, sink: Sink) -> None:
+    """Times, accuracy and kernels of one implementation."""
+    if share := job.get("compile_only"):
+        compile_only(*share)
+    if job["ceilings"]:
+        do_ceilings(device, sink)
+    for name in job["impls"]:
+        run = load(name, device.type, under)
+        if name == job["impl"]:
+            do_timing(job, run, device, sink)
+        do_accuracy(job, name, run, device, sink)
+    if not job.get("compile_only"):
+        do_kernels(job, load(job["impl"], device.type, under), device, sink)
+
+
+def do_profile(job: dict[str, Any], device: torch.device, under: Path | None, sink: Sink) -> None:
+    """For Nsight Compute (--profile-from-start off): one call of ours between the profiler's start and stop,
+    after one that is not profiled."""
+    case = Case.from_json(job["profile"])
+    run = load("ours", device.type, under)
+    inputs = timing_inputs(case, job["seed"], device)
+    inputs.poison()
+    run(inputs)
+    check_written(case, inputs)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    run(inputs)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+    sink.put("machine", **machine(device))
 
 
 def main(argv: list[str]) -> int:
     job = json.loads(Path(argv[0]).read_text())
-    sink = Sink(Path(job["results"]))
-    device = torch.device(job["device"])
-    if share := job.get("compile_only"):
-        compile_only(*share)
     under = None if job["require_under"] is None else Path(job["require_under"])
+    work = do_profile if "profile" in job else do_all
     with torch.inference_mode():
-        if job["ceilings"]:
-            do_ceilings(device, sink)
-        for name in job["impls"]:
-            run = load(name, device.type, under)
-            if name == job["impl"]:
-                do_timing(job, run, device, sink)
-            do_accuracy(job, name, run, device, sink)
-        if not job.get("compile_only"):
-            do_kernels(job, load(job["impl"], device.type, under), device, sink)
+        work(job, torch.device(job["device"]), under, Sink(Path(job["results"])))
     return 0
 
 

@@ -35,8 +35,7 @@ from typing import Any
 import torch
 from _plan import build_result, cost_table, read_costs, sweep_table
 from _report import read_lines
-from _run import REPO, Run, gather_facts
-from bench_prefill import spawn, wait
+from _run import REPO, Run, gather_facts, spawn, wait
 
 HEADER = REPO / "csrc" / "kda" / "fwd_plan.h"
 
@@ -76,8 +75,8 @@ def benchmark(args: argparse.Namespace) -> int:
         ours_path = args.ours_path and args.ours_path.resolve()
         run = Run(scratch, "cuda", args.seed, [], [], {}, ours_path, args.timeout)
         facts = gather_facts(run, args.wheel)
-        job = {"sweep": args.sweep, "require_under": None if ours_path is None else str(ours_path)}
-        problems = wait(spawn("_plan_worker.py", "plan", "ours", job, run), "plan", run, args.timeout)
+        process = spawn("_plan_worker.py", "plan", "ours", {"sweep": args.sweep}, run)
+        problems = wait(process, "plan", run, args.timeout)
         result = build_result(read_lines(scratch / "plan.jsonl"), header, facts, problems)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -14,13 +14,12 @@ timing, the profiler names the kernels of one more call.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +30,7 @@ import _plot
 from _cases import AccuracyLine, Case, choose_suite, load_accuracy, load_cases, make_case, select
 from _impls import ACCURACY_ONLY
 from _report import accuracy_table, build_result, kernel_table, read_lines, time_table, to_csv
-from _run import Run, check_device, environment, gather_facts
-
-HERE = Path(__file__).resolve().parent
+from _run import Run, check_device, end, gather_facts, spawn, wait
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -84,39 +81,6 @@ def shrink(case: Case) -> Case:
     return Case(case.name, min(2, case.batch), seqlen, min(2, case.nheads), lens, case.peers)
 
 
-def spawn(
-    script: str, tag: str, name: str, job: dict[str, Any], run: Run, **extra: str
-) -> subprocess.Popen[bytes]:
-    """Start one process; its output goes to a log beside its results."""
-    job = {"device": run.device, "seed": run.seed, "scratch": str(run.scratch), **job}
-    job["results"] = str(run.scratch / f"{tag}.jsonl")
-    job_file = run.scratch / f"{tag}.job.json"
-    job_file.write_text(json.dumps(job))
-    with (run.scratch / f"{tag}.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, str(HERE / script), str(job_file)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**environment(name, run), **extra},
-        )
-
-
-def wait(process: subprocess.Popen[bytes], tag: str, run: Run, timeout_s: float) -> list[str]:
-    """Wait for a process, end it at the time limit; returns what went wrong, with the end of its log."""
-    try:
-        code: int | None = process.wait(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        code = None
-    if code == 0:
-        return []
-    tail = (run.scratch / f"{tag}.log").read_text(errors="replace").splitlines()[-12:]
-    what = f"ran past {timeout_s:.0f} s" if code is None else f"exit code {code}"
-    return [f"{tag}: {what}; end of its log:\n    " + "\n    ".join(tail)]
-
-
 def accuracy_names(owner: str) -> list[str]:
     """The variants that the process of `owner` runs for the accuracy table, itself first."""
     return [owner, *(name for name, process in ACCURACY_ONLY.items() if process == owner)]
@@ -126,14 +90,12 @@ def worker_job(name: str, run: Run) -> dict[str, Any]:
     """The job of one implementation's process."""
     cases = run.cases if name == "ours" else [case for case in run.cases if name in case.peers]
     impls = accuracy_names(name) if run.accuracy else [name]
-    under = run.ours_path if name == "ours" else run.peer_paths[name]
     return {
         "impl": name,
         "impls": impls,
         "cases": [case.to_json() for case in cases],
         "accuracy": [line.to_json() for line in run.accuracy],
         "ceilings": name == "ours",
-        "require_under": None if under is None else str(under),
     }
 
 
@@ -153,19 +115,23 @@ def compile_fla(job: dict[str, Any], run: Run) -> None:
     shares = max(1, min(4, (os.cpu_count() or 1) // max(1, len(jobs))))
     if run.device != "cuda" or not jobs:
         return
-    processes = []
-    for index, one in enumerate(jobs):
-        for share in range(shares):
-            scratch = run.scratch / f"compile-{index}-{share}"
-            scratch.mkdir()
-            data = {**one, "compile_only": [share, shares], "scratch": str(scratch)}
-            tag = f"compile-{index}-{share}"
-            processes.append((spawn("_worker.py", tag, "fla", data, run, FLA_CACHE_RESULTS="0"), tag))
-    deadline = datetime.datetime.now() + datetime.timedelta(seconds=150)
-    for process, tag in processes:
-        left = (deadline - datetime.datetime.now()).total_seconds()
-        for problem in wait(process, tag, run, max(1.0, left)):
-            print(problem, file=sys.stderr)
+    processes = {}
+    deadline = time.monotonic() + 150
+    try:
+        for index, one in enumerate(jobs):
+            for share in range(shares):
+                tag = f"compile-{index}-{share}"
+                scratch = run.scratch / tag
+                scratch.mkdir()
+                data = {**one, "compile_only": [share, shares], "scratch": str(scratch)}
+                processes[tag] = spawn("_worker.py", tag, "fla", data, run, FLA_CACHE_RESULTS="0")
+        for tag, process in processes.items():
+            for problem in wait(process, tag, run, max(1.0, deadline - time.monotonic())):
+                print(problem, file=sys.stderr)
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                end(process)
 
 
 def run_all(run: Run) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:

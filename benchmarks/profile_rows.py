@@ -13,27 +13,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import _ncu
 import torch
 from _cases import Case, choose_suite, load_cases, select
-from _report import shape_of
-from _run import Run, command_output, environment, gather_facts
+from _report import of_kind, read_lines, shape_of
+from _run import Run, command_output, gather_facts, log_end, spawn, wait
 from _words import percent, stall_words
 
-HERE = Path(__file__).resolve().parent
 COLUMNS = ("issue", "tensor", "shared", "l2", "dram")
 
 
@@ -68,52 +63,21 @@ def find_ncu(program: str) -> str:
     return found
 
 
-def run_limited(command: list[str], log: Path, env: dict[str, str], timeout_s: float) -> str | None:
-    """Run a command and all that it starts, to the time limit; returns what went wrong."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=env,
-            start_new_session=True,
-        )
-    try:
-        code = process.wait(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        return f"ran past {timeout_s:.0f} s"
-    finally:
-        with suppress(ProcessLookupError):  # what ncu started would go on on the GPU: end the whole group
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return None if code == 0 else f"exit code {code}"
-
-
-def _tail(*logs: Path) -> str:
-    lines = [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()]
-    return "".join(f"\n    {line[:400]}" for line in lines[-12:] if not line.startswith('"'))
-
-
 def profile_case(case: Case, run: Run, ncu: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The machine and the kernels of one case; ValueError with the end of the logs when there are none."""
-    files = {kind: run.scratch / f"{case.name}.{kind}" for kind in ("job.json", "json", "csv", "log")}
-    job = {"case": case.to_json(), "seed": run.seed, "device": run.device, "results": str(files["json"])}
-    job["require_under"] = None if run.ours_path is None else str(run.ours_path)
-    files["job.json"].write_text(json.dumps(job))
-    program = [sys.executable, str(HERE / "_profile_target.py"), str(files["job.json"])]
-    command = _ncu.command(ncu, files["csv"], program)
-    problem = run_limited(command, files["log"], environment("ours", run), run.timeout_s)
+    page = run.scratch / f"{case.name}.csv"
+    job = {"profile": case.to_json()}
+    process = spawn("_worker.py", case.name, "ours", job, run, _ncu.command(ncu, page))
+    if problems := wait(process, case.name, run, run.timeout_s):
+        raise ValueError(*problems)
+    machines = of_kind(read_lines(run.scratch / f"{case.name}.jsonl"), "machine")
     try:
-        if problem:
-            raise ValueError(problem)
-        if not files["csv"].exists() or not files["json"].exists():
+        if not page.exists() or not machines:
             raise ValueError("ncu ended without its table; expected one kernel or more")
-        machine = dict(json.loads(files["json"].read_text()))
-        rows = _ncu.parse(files["csv"].read_text(errors="replace"))
-        return machine, [_ncu.kernel(row, machine["sms"]) for row in rows]
+        rows = _ncu.parse(page.read_text(errors="replace"))
+        return machines[0], [_ncu.kernel(row, machines[0]["sms"]) for row in rows]
     except ValueError as error:
-        raise ValueError(f"{case.name}: {error}{_tail(files['log'], files['csv'])}") from error
+        raise ValueError(f"{case.name}: {error}{log_end(case.name, run)}") from error
 
 
 def profile_all(run: Run, ncu: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]], list[str]]:

@@ -108,9 +108,9 @@ def test_fla_may_be_the_installed_one(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert paths == {"flashkda": tmp_path.resolve(), "fla": None}
     assert _peers.version(paths["fla"]) == "fla_core-9.9"
     run = bench_prefill.Run(tmp_path, "cpu", 1, [], [], paths, None, 9)
-    assert bench_prefill.worker_job("fla", run)["require_under"] is None
-    assert "PYTHONPATH" not in bench_prefill.environment("fla", run)
-    assert bench_prefill.environment("flashkda", run)["PYTHONPATH"] == str(tmp_path.resolve())
+    assert _run.folder_of("fla", run) is None
+    assert "PYTHONPATH" not in _run.environment("fla", run)
+    assert _run.environment("flashkda", run)["PYTHONPATH"] == str(tmp_path.resolve())
 
 
 def test_peers_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
@@ -355,12 +355,23 @@ def test_the_whole_command_in_a_dry_run(tmp_path: Path) -> None:
 
 def test_each_process_runs_the_package_of_its_folder(tmp_path: Path) -> None:
     run = bench_prefill.Run(tmp_path, "cpu", 1, [], [], {"flashkda": tmp_path}, ROOT, 9)
-    assert bench_prefill.worker_job("ours", run)["require_under"] == str(ROOT)
-    assert bench_prefill.worker_job("flashkda", run)["require_under"] == str(tmp_path)
+    assert _run.folder_of("ours", run) == ROOT and _run.folder_of("flashkda", run) == tmp_path
     _impls.load("ours", "cpu", ROOT)
     for name in ("ours", "flashkda"):
         with pytest.raises(RuntimeError, match="expected a module under"):
             _impls.load(name, "cpu", tmp_path)
+
+
+def test_a_process_is_ended_at_its_limit_with_what_it_started(tmp_path: Path) -> None:
+    run = _run.Run(tmp_path, "cpu", 1, [], [], {}, ROOT, 9)
+    pid = tmp_path / "pid"
+    shell = ["sh", "-c", f"sleep 60 & echo $! > {pid}; cat $2; wait"]
+    process = _run.spawn("_worker.py", "slow", "ours", {}, run, shell)
+    (problem,) = _run.wait(process, "slow", run, 0.5)
+    assert problem.startswith("slow: ran past 0 s; end of its log:\n")
+    assert json.loads((tmp_path / "slow.job.json").read_text())["require_under"] == str(ROOT)
+    child = Path("/proc") / pid.read_text().strip() / "stat"
+    assert not child.exists() or child.read_text().split()[2] in "ZX"
 
 
 def test_a_run_is_credited_to_no_commit_but_the_wheels_own() -> None:
