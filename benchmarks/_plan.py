@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from _report import of_kind
+from _report import about, of_kind
 
 CHUNK = 16
 MIN_SEGMENT = 256  # tokens, as csrc/binding.cpp has it
@@ -151,7 +151,10 @@ class Line:
 
 
 def fit(samples: Sequence[tuple[float, float]]) -> Line:
-    """The line through (x, time) with the least relative errors; ValueError when there is no such line."""
+    """The line through (x, time) with the least relative errors; ValueError when there is no such line.
+
+    By hand, for numpy need not be where torch is: torch does not depend on it.
+    """
     if len({x for x, _ in samples}) < 2 or not all(0 < y < math.inf for _, y in samples):
         raise ValueError(f"no line through {list(samples)}: expected two or more x and positive times")
     weights = [1 / y**2 for _, y in samples]
@@ -269,21 +272,15 @@ def build_result(
     lines: list[dict[str, Any]], header: dict[str, float], facts: dict[str, Any], problems: list[str]
 ) -> dict[str, Any]:
     """The result file from the worker's lines."""
-    machine = (of_kind(lines, "machine") or [{"device": None, "torch": None, "sms": None}])[0]
+    machine = next(iter(of_kind(lines, "machine")), {})
     measured = of_kind(lines, "point")
     costs, fitted = costs_of(measured)
     rows = compare(header, costs)
     sweep = judge_sweep(of_kind(lines, "sweep"))
     failed = [f"{line['what']}: {line['error']}" for line in of_kind(lines, "error")]
     return {
-        "device": machine["device"],
-        "sms": machine["sms"],
-        "driver": facts["driver"],
-        "torch": machine["torch"],
-        "date": facts["date"],
-        "commit": facts["commit"],
-        "wheel_sha256": facts["wheel_sha256"],
-        "versions": facts["versions"],
+        **about(machine, facts),
+        "sms": machine.get("sms"),
         "costs": rows,
         "lines": {what: asdict(line) for what, line in fitted.items()},
         "cuts": [left_over(row, costs) for row in measured if row["what"] == "state" and "cut" in costs],

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from _cases import Case
+from _words import NAMES
 
 Lines = dict[str, list[dict[str, Any]]]
-TIMED = ("ours", "flashkda", "fla")
-NO_MACHINE: dict[str, Any] = {"device": None, "torch": None, "copy_gbps": math.nan, "matmul_tflops": None}
+TIMED = tuple(NAMES)
 SHAPE = ("case", "batch", "seqlen", "nheads", "lens")
 FIGURES = ("floor_ms", "ours_ms", "tflops", "gbps", "over_floor")
 
@@ -102,21 +102,21 @@ def errors(results: Lines) -> list[str]:
     ]
 
 
+def about(machine: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """What every result file says of its run: the machine by a worker's line (None where there is none), and
+    the facts that the parent gathered."""
+    seen = {key: machine.get(key) for key in ("device", "torch")}
+    return seen | {key: facts[key] for key in ("driver", "date", "commit", "wheel_sha256", "versions")}
+
+
 def build_result(cases: list[Case], results: Lines, facts: dict[str, Any]) -> dict[str, Any]:
-    """The result file. `facts`: driver, date, commit, wheel_sha256 and the like, from the parent."""
-    machines = of_kind(results.get("ours", []), "machine")
-    machine = machines[0] if machines else dict(NO_MACHINE)
-    copy_gbps: float = machine["copy_gbps"]
+    """The result file. `facts`: see `about`."""
+    machine = next(iter(of_kind(results.get("ours", []), "machine")), {})
+    copy_gbps: float = machine.get("copy_gbps", math.nan)
     return {
-        "device": machine["device"],
-        "driver": facts["driver"],
-        "torch": machine["torch"],
-        "date": facts["date"],
-        "commit": facts["commit"],
-        "wheel_sha256": facts["wheel_sha256"],
+        **about(machine, facts),
         "copy_gbps": copy_gbps,
-        "matmul_tflops": machine["matmul_tflops"],
-        "versions": facts["versions"],
+        "matmul_tflops": machine.get("matmul_tflops"),
         "rows": [build_row(case, results, copy_gbps) for case in cases],
         "accuracy_setup": facts["accuracy_setup"],
         "accuracy": of_kind(results.get("judge", []), "accuracy"),

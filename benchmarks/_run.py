@@ -1,7 +1,8 @@
-"""What every process of a run shares, how one is run, and the facts about the run that no worker knows."""
+"""What every process of a run shares, how one is run, and what the scripts share: options, facts, output."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import hashlib
 import json
@@ -9,8 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,57 @@ class Run:
     peer_paths: dict[str, Path | None]
     ours_path: Path | None
     timeout_s: int
+
+
+def add_options(parser: argparse.ArgumentParser, timeout_s: int) -> None:
+    """The options of every script."""
+    parser.add_argument("--ours-path", type=Path, help="folder of our flash_kda (default: the installed one)")
+    parser.add_argument("--wheel", type=Path, help="our wheel, for its sha256 in the result")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result file")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--timeout",
+        type=int,
+        default=timeout_s,
+        help="seconds that one process may take (default %(default)s)",
+    )
+
+
+@contextmanager
+def prepared(
+    args: argparse.Namespace,
+    cases: Sequence[Case] = (),
+    *,
+    accuracy: Sequence[AccuracyLine] = (),
+    peer_paths: dict[str, Path | None] | None = None,
+    device: str = "cuda",
+) -> Iterator[Run]:
+    """A run with these options, and its scratch folder for as long as it lasts."""
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    ours_path = args.ours_path and args.ours_path.resolve()
+    with tempfile.TemporaryDirectory(prefix="bench_kda_", dir=base, ignore_cleanup_errors=True) as scratch:
+        yield Run(
+            Path(scratch),
+            device,
+            args.seed,
+            list(cases),
+            list(accuracy),
+            peer_paths or {},
+            ours_path,
+            args.timeout,
+        )
+
+
+def publish(result: dict[str, Any], path: Path | None, text: str) -> int:
+    """Write the result file where one is asked for, print the tables and the problems; returns the exit
+    code: 1 with a problem."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+    print(text)
+    for problem in result["problems"]:
+        print(f"PROBLEM {problem}")
+    return 1 if result["problems"] else 0
 
 
 def folder_of(name: str, run: Run) -> Path | None:
@@ -162,7 +215,7 @@ def check_device(device: str) -> None:
     """ValueError when the run is to be on a GPU and torch sees none."""
     if device != "cpu" and not torch.cuda.is_available():
         raise ValueError(
-            "torch sees no GPU: run on a machine with one, or try the scripts: --device cpu --tiny"
+            "torch sees no GPU: use a machine with one; bench_prefill.py has a dry run: --device cpu --tiny"
         )
 
 

@@ -1,4 +1,4 @@
-"""Cases, implementations and machines in words, for the README's tables (ci/docs.py) and the picture."""
+"""Cases, implementations and machines in words, for tables (ci/docs.py, the scripts) and the picture."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Any
 
 # tokenspeed-flashkda calls itself FlashKDA, as this project is called.
 NAMES = {"ours": "flash-kda", "flashkda": "tokenspeed-flashkda", "fla": "FLA"}
+
+# Of what a profiled kernel's share of the peak is shown, by the key of the result file.
+LIMITS = {"issue": "issue", "tensor": "tensor", "shared": "shared", "l2": "L2", "dram": "DRAM"}
 
 
 def shape(row: dict[str, Any]) -> str:
@@ -43,7 +46,9 @@ def percent(value: float | None) -> str:
     return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
 
 
-def stall_words(kernel: dict[str, Any]) -> str:
-    """What the warps of a kernel waited for: ``barrier 41, long scoreboard 20``."""
+def cells(kernel: dict[str, Any]) -> tuple[str, ...]:
+    """A profiled kernel: its time in us, what LIMITS names in %, and what its warps waited for (``barrier 41,
+    long scoreboard 20``)."""
+    us = "-" if kernel["us"] is None else f"{kernel['us']:.1f}"
     found = [f"{stall['reason'].replace('_', ' ')} {percent(stall['share'])}" for stall in kernel["stalls"]]
-    return ", ".join(found) or "-"
+    return (us, *(percent(kernel[key]) for key in LIMITS), ", ".join(found) or "-")

@@ -25,17 +25,13 @@ times). --sweep also times whole calls by CUDA events: the choice, no cuts, and 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import torch
 from _plan import build_result, cost_table, read_costs, sweep_table
 from _report import read_lines
-from _run import REPO, Run, gather_facts, spawn, wait
+from _run import REPO, add_options, check_device, gather_facts, prepared, publish, spawn, wait
+from _words import machine
 
 HEADER = REPO / "csrc" / "kda" / "fwd_plan.h"
 
@@ -44,44 +40,28 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--sweep", action="store_true", help="also time the choice against forced segments")
-    parser.add_argument("--ours-path", type=Path, help="folder of our flash_kda (default: the installed one)")
-    parser.add_argument("--wheel", type=Path, help="our wheel, for its sha256 in the result")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result file")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--timeout", type=int, default=400, help="seconds that the measurement may take")
+    add_options(parser, timeout_s=400)
     return parser.parse_args(argv)
 
 
-def publish(result: dict[str, Any], path: Path | None) -> None:
-    """Write the file that was asked for and print the tables."""
-    if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{result['device']}, driver {result['driver']}, torch {result['torch']}; microseconds")
-    print(cost_table(result))
+def tables(result: dict[str, Any]) -> str:
+    """What was measured as text."""
+    found = [f"{machine(result)}; microseconds", cost_table(result)]
     if result["sweep"]:
-        print("\n" + sweep_table(result))
-    for problem in result["problems"]:
-        print(f"PROBLEM {problem}")
+        found += ["", sweep_table(result)]
+    return "\n".join(found)
 
 
 def benchmark(args: argparse.Namespace) -> int:
     """Measure, compare, publish; the exit code is 1 when something is off."""
-    if not torch.cuda.is_available():
-        raise ValueError("torch sees no GPU: run on a machine with one")
+    check_device("cuda")
     header = read_costs(HEADER.read_text(encoding="utf-8"))
-    scratch = Path(tempfile.mkdtemp(prefix="bench_plan_"))
-    try:
-        ours_path = args.ours_path and args.ours_path.resolve()
-        run = Run(scratch, "cuda", args.seed, [], [], {}, ours_path, args.timeout)
+    with prepared(args) as run:
         facts = gather_facts(run, args.wheel)
         process = spawn("_plan_worker.py", "plan", "ours", {"sweep": args.sweep}, run)
         problems = wait(process, "plan", run, args.timeout)
-        result = build_result(read_lines(scratch / "plan.jsonl"), header, facts, problems)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    publish(result, args.json)
-    return 1 if result["problems"] else 0
+        result = build_result(read_lines(run.scratch / "plan.jsonl"), header, facts, problems)
+    return publish(result, args.json, tables(result))
 
 
 def main(argv: list[str] | None = None) -> int:

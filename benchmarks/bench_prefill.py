@@ -14,11 +14,8 @@ timing, the profiler names the kernels of one more call.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -30,7 +27,8 @@ import _plot
 from _cases import AccuracyLine, Case, choose_suite, load_accuracy, load_cases, make_case, select
 from _impls import ACCURACY_ONLY
 from _report import accuracy_table, build_result, kernel_table, read_lines, time_table, to_csv
-from _run import Run, check_device, end, gather_facts, spawn, wait
+from _run import Run, add_options, check_device, end, gather_facts, prepared, publish, spawn, wait
+from _words import machine
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -48,14 +46,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--fla-path", type=Path, help="folder of the fla package (default: the installed one)"
     )
-    parser.add_argument("--ours-path", type=Path, help="folder of our flash_kda (default: the installed one)")
-    parser.add_argument("--wheel", type=Path, help="our wheel, for its sha256 in the result")
     parser.add_argument("--csv", nargs="?", const="-", metavar="FILE", help="write CSV (to standard output)")
-    parser.add_argument("--json", metavar="FILE", help="write the result file")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the times (needs matplotlib)")
     parser.add_argument("--plot-from", type=Path, metavar="FILE", help="run nothing: --plot this result file")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--timeout", type=int, default=400, help="seconds that one process may take")
+    add_options(parser, timeout_s=400)
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a dry run that times nothing real")
     parser.add_argument("--tiny", action="store_true", help="shrink every case, for a dry run of the scripts")
     return parser.parse_args(argv)
@@ -152,24 +146,14 @@ def run_all(run: Run) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     return results, problems
 
 
-def publish(result: dict[str, Any], args: argparse.Namespace) -> None:
-    """Write the files that were asked for and print the tables."""
-    if args.json:
-        path = Path(args.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-    if args.csv and args.csv != "-":
-        Path(args.csv).write_text(to_csv(result))
-    machine = f"{result['device']}, driver {result['driver']}, torch {result['torch']}"
-    print(f"{machine}, copy {result['copy_gbps']:.0f} GB/s")
+def tables(result: dict[str, Any], csv: bool) -> str:
+    """What was measured as text; the times as CSV where that is asked for."""
+    found = [f"{machine(result)}, copy {result['copy_gbps']:.0f} GB/s"]
     if result["rows"]:
-        print(to_csv(result) if args.csv == "-" else time_table(result) + "\n\n" + kernel_table(result))
+        found.append(to_csv(result) if csv else time_table(result) + "\n\n" + kernel_table(result))
     if result["accuracy"]:
-        print(accuracy_table(result))
-    for problem in result["problems"]:
-        print(f"PROBLEM {problem}")
-    if args.plot:
-        _plot.plot(result, args.plot)
+        found.append(accuracy_table(result))
+    return "\n".join(found)
 
 
 def draw_only(args: argparse.Namespace) -> int:
@@ -188,18 +172,16 @@ def benchmark(args: argparse.Namespace) -> int:
     if args.tiny:
         cases = [shrink(case) for case in cases]
         accuracy = [replace(line, batch=2, seqlen=40, nheads=1) for line in accuracy]
-    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    scratch = Path(tempfile.mkdtemp(prefix="bench_kda_", dir=base))
-    try:
-        ours_path = args.ours_path and args.ours_path.resolve()
-        run = Run(scratch, args.device, args.seed, cases, accuracy, paths, ours_path, args.timeout)
+    with prepared(args, cases, accuracy=accuracy, peer_paths=paths, device=args.device) as run:
         facts = gather_facts(run, args.wheel)
         results, problems = run_all(run)
-        result = build_result(cases, results, {**facts, "problems": problems})
-        publish(result, args)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return 1 if result["problems"] else 0
+    result = build_result(cases, results, {**facts, "problems": problems})
+    if args.csv and args.csv != "-":
+        Path(args.csv).write_text(to_csv(result))
+    code = publish(result, args.json, tables(result, csv=args.csv == "-"))
+    if args.plot:
+        _plot.plot(result, args.plot)
+    return code
 
 
 def main(argv: list[str] | None = None) -> int:

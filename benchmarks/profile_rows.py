@@ -12,36 +12,37 @@ a call, and what fits into the L2 cache is there: bench_prefill.py has the times
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import _ncu
-import torch
 from _cases import Case, choose_suite, load_cases, select
-from _report import of_kind, read_lines, shape_of
-from _run import Run, command_output, gather_facts, log_end, spawn, wait
-from _words import percent, stall_words
-
-COLUMNS = ("issue", "tensor", "shared", "l2", "dram")
+from _report import about, of_kind, read_lines, shape_of
+from _run import (
+    Run,
+    add_options,
+    check_device,
+    command_output,
+    gather_facts,
+    log_end,
+    prepared,
+    publish,
+    spawn,
+    wait,
+)
+from _words import LIMITS, cells, machine, percent
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--suite", default="h200", help="a suite, or case names (a,b); default h200")
-    parser.add_argument("--ours-path", type=Path, help="folder of our flash_kda (default: the installed one)")
-    parser.add_argument("--wheel", type=Path, help="our wheel, for its sha256 in the result")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result file")
     parser.add_argument("--ncu", default="ncu", metavar="PROGRAM", help="Nsight Compute's command line")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--timeout", type=int, default=300, help="seconds that one case may take")
+    add_options(parser, timeout_s=300)
     return parser.parse_args(argv)
 
 
@@ -54,9 +55,7 @@ def choose(suite: str) -> list[Case]:
 
 
 def find_ncu(program: str) -> str:
-    """The path of ncu; ValueError without it or without a GPU."""
-    if not torch.cuda.is_available():
-        raise ValueError("torch sees no GPU: run on a machine with one, there is nothing to profile here")
+    """The path of ncu; ValueError without it."""
     found = shutil.which(program)
     if found is None:
         raise ValueError(f"no {program!r} on the PATH: install Nsight Compute, or give --ncu PROGRAM")
@@ -82,16 +81,16 @@ def profile_case(case: Case, run: Run, ncu: str) -> tuple[dict[str, Any], list[d
 
 def profile_all(run: Run, ncu: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]], list[str]]:
     """Every case, one after the other: the machine, the kernels by case, and the problems."""
-    machine: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
     kernels, problems = {}, []
     for case in run.cases:
         start = time.perf_counter()
         try:
-            machine, kernels[case.name] = profile_case(case, run, ncu)
+            seen, kernels[case.name] = profile_case(case, run, ncu)
         except ValueError as error:
             problems.append(str(error))
         print(f"{case.name:20s} {time.perf_counter() - start:6.1f} s", file=sys.stderr, flush=True)
-    return machine, kernels, problems
+    return seen, kernels, problems
 
 
 def ncu_version(ncu: str) -> str | None:
@@ -109,7 +108,7 @@ def metric_names(kernels: list[dict[str, Any]]) -> dict[str, list[str]]:
 def build(
     run: Run,
     facts: dict[str, Any],
-    machine: dict[str, Any],
+    seen: dict[str, Any],
     kernels: dict[str, list[dict[str, Any]]],
     problems: list[str],
 ) -> dict[str, Any]:
@@ -123,15 +122,9 @@ def build(
         ]
         rows.append({**shape_of(case), "kernels": found})
     return {
-        "device": machine.get("device"),
-        "driver": facts["driver"],
-        "torch": machine.get("torch"),
+        **about(seen, facts),
         "ncu": facts["ncu"],
-        "date": facts["date"],
-        "commit": facts["commit"],
-        "wheel_sha256": facts["wheel_sha256"],
-        "sms": machine.get("sms"),
-        "versions": facts["versions"],
+        "sms": seen.get("sms"),
         "metrics": metric_names(every),
         "rows": rows,
         "problems": problems,
@@ -151,49 +144,36 @@ def missing_lines(result: dict[str, Any]) -> list[str]:
 def profile_table(result: dict[str, Any]) -> str:
     """The kernels as fixed-width text; everything but the time is in %."""
     head = f"{'case':18s} {'kernel':24s} {'us':>9s} {'SMs':>4s}"
-    lines = [head + "".join(f" {name:>6s}" for name in COLUMNS) + "  top stalls"]
+    lines = [head + "".join(f" {name:>6s}" for name in LIMITS.values()) + "  top stalls"]
     for row in result["rows"]:
         for kernel in row["kernels"]:
-            us = "-" if kernel["us"] is None else f"{kernel['us']:.1f}"
-            cells = f"{row['case']:18s} {kernel['name']:24s} {us:>9s} {percent(kernel['sm_share']):>4s}"
-            cells += "".join(f" {percent(kernel[key]):>6s}" for key in COLUMNS)
-            lines.append(f"{cells}  {stall_words(kernel)}")
+            us, *limits, stalls = cells(kernel)
+            line = f"{row['case']:18s} {kernel['name']:24s} {us:>9s} {percent(kernel['sm_share']):>4s}"
+            lines.append(line + "".join(f" {limit:>6s}" for limit in limits) + f"  {stalls}")
         if not row["kernels"]:
             lines.append(f"{row['case']:18s} not profiled")
     return "\n".join(lines)
 
 
-def publish(result: dict[str, Any], path: Path | None) -> None:
-    """Print the table and write the file, unless nothing was profiled: an older file stays then."""
-    if any(row["kernels"] for row in result["rows"]):
-        machine = f"{result['device']}, {result['sms']} SMs, driver {result['driver']}"
-        print(f"{machine}, torch {result['torch']}, ncu {result['ncu']}")
-        print(profile_table(result))
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(result, indent=1) + "\n")
-    elif path:
-        print(f"no kernel was profiled: {path} is not written")
-    for line in missing_lines(result):
-        print(line)
-    for problem in result["problems"]:
-        print(f"PROBLEM {problem}")
+def tables(result: dict[str, Any]) -> str:
+    """What was profiled as text."""
+    head = f"{machine(result)}, ncu {result['ncu']}, {result['sms']} SMs"
+    return "\n".join([head, profile_table(result), *missing_lines(result)])
 
 
 def profile(args: argparse.Namespace) -> int:
     """Profile what was asked for; the exit code is 1 when something of it went wrong."""
     cases = choose(args.suite)
+    check_device("cuda")
     ncu = find_ncu(args.ncu)
-    scratch = Path(tempfile.mkdtemp(prefix="profile_kda_"))
-    try:
-        ours_path = args.ours_path and args.ours_path.resolve()
-        run = Run(scratch, "cuda", args.seed, cases, [], {}, ours_path, args.timeout)
+    with prepared(args, cases) as run:
         facts = {**gather_facts(run, args.wheel), "ncu": ncu_version(ncu)}
         result = build(run, facts, *profile_all(run, ncu))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    publish(result, args.json)
-    return 1 if result["problems"] else 0
+    if any(row["kernels"] for row in result["rows"]):
+        return publish(result, args.json, tables(result))
+    return publish(
+        result, None, "no kernel was profiled" + (f": {args.json} is not written" if args.json else "")
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._words import NAMES, machine, percent, shape, stall_words, versions
+from benchmarks._words import LIMITS, NAMES, cells, machine, percent, shape, versions
 from ci import matrix
 from ci.archs import arch
 from ci.errors import ConfigError, LintError, run_cli
@@ -30,15 +30,14 @@ RECORDS = ROOT / "wheels" / "records"
 RESULTS = ROOT / "benchmarks" / "results" / "prefill_h200.json"
 PROFILE = ROOT / "benchmarks" / "results" / "profile_h200.json"
 RUN = "run on hardware"
-LIMITS = {"issue": "issue", "tensor": "tensor", "shared": "shared", "l2": "L2", "dram": "DRAM"}
 
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table."""
-    cells = list(head)
-    lines = [cells, ["---"] * len(cells), *(list(row) for row in rows)]
+    names = list(head)
+    lines = [names, ["---"] * len(names), *(list(row) for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -92,8 +91,8 @@ def _over(value: float | None, base: float | None) -> str:
 
 def _times(row: dict[str, Any]) -> tuple[str, ...]:
     ours, peers = row["ours_ms"], row["peers"]
-    cells = [_over(peers.get(name), ours) for name in ("flashkda", "fla")]
-    return (shape(row), f"{row['floor_ms']:.3f}", _over(ours, row["floor_ms"]), *cells)
+    others = [_over(peers.get(name), ours) for name in ("flashkda", "fla")]
+    return (shape(row), f"{row['floor_ms']:.3f}", _over(ours, row["floor_ms"]), *others)
 
 
 def _error(value: dict[str, float] | None) -> str:
@@ -149,11 +148,10 @@ def errors_table(path: Path = RESULTS) -> str:
 
 def _profiled(row: dict[str, Any], kernel: dict[str, Any]) -> tuple[str, ...]:
     """A kernel's line: time, blocks, and how busy it kept what it runs on."""
-    us = "-" if kernel["us"] is None else f"{kernel['us']:.1f}"
+    us, *rest = cells(kernel)
     blocks = "-" if kernel["blocks"] is None else f"{kernel['blocks']} ({percent(kernel['sm_share'])})"
     warps = "-" if kernel["warps"] is None else f"{kernel['warps']:.1f}"
-    limits = (percent(kernel[key]) for key in LIMITS)
-    return (shape(row), f"`{kernel['name']}`", us, blocks, warps, *limits, stall_words(kernel))
+    return (shape(row), f"`{kernel['name']}`", us, blocks, warps, *rest)
 
 
 def _measured_as(found: dict[str, Any]) -> str:

@@ -200,7 +200,7 @@ def test_the_whole_command(fake_ncu: Path, tmp_path: Path, capsys: pytest.Captur
     assert result["metrics"]["tensor"] == [] and result["metrics"]["us"] == ["gpu__time_duration.sum"]
     assert str(tmp_path) not in out.read_text() and str(ROOT) not in out.read_text()
     _, head, *lines = capsys.readouterr().out.splitlines()
-    assert " ".join(head.split()) == "case kernel us SMs issue tensor shared l2 dram top stalls"
+    assert " ".join(head.split()) == "case kernel us SMs issue tensor shared L2 DRAM top stalls"
     stalls = "barrier 38, short scoreboard 19, wait 16, long scoreboard 12"
     assert " ".join(lines[0].split()) == f"t8192_h8 kda_fwd_kernel 1234.6 100 43 - 62 38 42 {stalls}"
     assert "MISSING dram of 2 of 4 kernels; looked for gpu__dram_throughput.avg" in "\n".join(lines)
