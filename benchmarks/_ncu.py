@@ -7,8 +7,8 @@ name gives stays None and is listed as missing.
 from __future__ import annotations
 
 import csv
+import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,70 +26,53 @@ SECTIONS = (
 TOP_STALLS = 4
 
 
-@dataclass(frozen=True)
-class Metric:
-    """The names of one figure, each with the factor that brings its base unit to ours."""
-
-    names: tuple[tuple[str, float], ...]
-    unit: str = ""  # "us" or "byte": the raw page's unit must be of that kind
+Names = tuple[tuple[str, float], ...]  # each with the factor that brings ncu's base unit to ours
 
 
-def _named(*names: str) -> tuple[tuple[str, float], ...]:
-    return tuple((name, 1.0) for name in names)
+def _named(*names: str, factor: float = 1.0) -> Names:
+    return tuple((name, factor) for name in names)
 
 
-METRICS = {
-    "us": Metric(_named("gpu__time_duration.sum", "gpu__time_duration.avg"), "us"),
-    "blocks": Metric(_named("launch__grid_size")),
-    "threads": Metric(_named("launch__block_size")),
-    "registers": Metric(_named("launch__registers_per_thread")),
-    "dynamic_smem": Metric(_named("launch__shared_mem_per_block_dynamic"), "byte"),
-    "issue": Metric(
-        (
-            ("sm__inst_issued.avg.pct_of_peak_sustained_active", 1.0),
-            ("smsp__issue_active.avg.pct_of_peak_sustained_active", 1.0),
-            ("smsp__issue_active.avg.per_cycle_active", 100.0),
-            ("sm__inst_issued.avg.per_cycle_active", 25.0),
-            ("sm__inst_executed.avg.per_cycle_active", 25.0),
-        )
+METRICS: dict[str, Names] = {
+    "us": _named("gpu__time_duration.sum", "gpu__time_duration.avg", factor=1e-3),  # nanoseconds
+    "blocks": _named("launch__grid_size"),
+    "threads": _named("launch__block_size"),
+    "registers": _named("launch__registers_per_thread"),
+    "dynamic_smem": _named("launch__shared_mem_per_block_dynamic"),
+    "issue": (
+        ("sm__inst_issued.avg.pct_of_peak_sustained_active", 1.0),
+        ("smsp__issue_active.avg.pct_of_peak_sustained_active", 1.0),
+        ("smsp__issue_active.avg.per_cycle_active", 100.0),
+        ("sm__inst_issued.avg.per_cycle_active", 25.0),
+        ("sm__inst_executed.avg.per_cycle_active", 25.0),
     ),
-    "tensor": Metric(
-        _named(
-            "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-            "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
-            "sm__pipe_tensor_subpipe_hmma_cycles_active.avg.pct_of_peak_sustained_active",
-            "sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active",
-            "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
-            "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
-            "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
-        )
+    "tensor": _named(
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+        "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+        "sm__pipe_tensor_subpipe_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+        "sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active",
+        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
     ),
-    "shared": Metric(
-        _named(
-            "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_active",
-            "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed",
-            "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
-            "sm__inst_executed_pipe_lsu.avg.pct_of_peak_sustained_active",
-            "sm__inst_executed_pipe_lsu.avg.pct_of_peak_sustained_elapsed",
-        )
+    "shared": _named(
+        "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_active",
+        "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed",
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
+        "sm__inst_executed_pipe_lsu.avg.pct_of_peak_sustained_active",
+        "sm__inst_executed_pipe_lsu.avg.pct_of_peak_sustained_elapsed",
     ),
-    "l2": Metric(
-        _named(
-            "lts__throughput.avg.pct_of_peak_sustained_elapsed",
-            "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
-        )
+    "l2": _named(
+        "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+        "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
     ),
-    "dram": Metric(
-        _named(
-            "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-            "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-        )
+    "dram": _named(
+        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     ),
-    "warps": Metric(
-        (
-            ("sm__warps_active.avg.per_cycle_active", 1.0),
-            ("smsp__warps_active.avg.per_cycle_active", 4.0),
-        )
+    "warps": (
+        ("sm__warps_active.avg.per_cycle_active", 1.0),
+        ("smsp__warps_active.avg.per_cycle_active", 4.0),
     ),
 }
 # One family of stalls is used, never a mixture: the first of which the page has a value.
@@ -98,11 +81,8 @@ STALLS = (
     r"smsp__average_warp_latency_issue_stalled_(\w+)\.ratio",
     r"smsp__warp_issue_stalled_(\w+)_per_warp_active\.pct",
 )
-_TIME_US = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3, "ms": 1e3}
-_TIME_US |= {"second": 1e6, "s": 1e6}
-_PREFIX = {"K": 1e3, "M": 1e6, "G": 1e9}  # ncu's Kbyte is 1000 bytes
 
-Row = dict[str, tuple[str, str]]  # column -> (value, unit), as printed
+Row = dict[str, str]  # column -> value, as printed
 
 
 def command(ncu: str, log: Path) -> list[str]:
@@ -111,7 +91,7 @@ def command(ncu: str, log: Path) -> list[str]:
     sections = [word for name in SECTIONS for word in ("--section", name)]
     fixed = ["--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
     chosen = ["--kernel-name", "regex:kda_fwd", *sections]
-    # Base units: the automatic ones round 32768 bytes to 32.77 Kbyte.
+    # Base units: the automatic ones differ from row to row and round 32768 bytes to 32.77 Kbyte.
     page = ["--page", "raw", "--csv", "--print-units", "base", "--log-file", str(log)]
     return [ncu, *fixed, *chosen, *page]
 
@@ -139,35 +119,26 @@ def parse(text: str) -> list[Row]:
     profiled = sum(line.startswith('==PROF== Profiling "') for line in lines)
     if not kernels or (profiled and profiled != len(kernels)):
         raise ValueError(f"ncu's table has {len(kernels)} kernels, expected {profiled or 'at least one'}")
-    return [dict(zip(head, zip(cells, units, strict=True), strict=True)) for cells in kernels]
+    return [dict(zip(head, cells, strict=True)) for cells in kernels]
 
 
 def _said(lines: list[str]) -> str:
     return "ncu said: " + (" / ".join(lines)[:600] or "nothing")
 
 
-def number(cell: tuple[str, str], kind: str = "") -> float | None:
-    """A cell in us, byte or 1; None where ncu has no value, ValueError for a unit that is not of the kind."""
-    text, unit = cell
+def number(text: str) -> float | None:
+    """A cell; None where ncu has no value: "n/a", "nan" or empty."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:
-        return None  # "n/a", "no data" or empty
-    if value != value:
         return None
-    base = unit.split("/")[0]
-    if kind == "us" and base in _TIME_US:
-        return value * _TIME_US[base]
-    bare = base[1:] if base[:1] in _PREFIX else base
-    if kind and (kind != "byte" or bare != "byte"):
-        raise ValueError(f"ncu's unit {unit!r} is not understood where {kind!r} is meant")
-    return value * _PREFIX.get(base[:1], 1.0)
+    return None if math.isnan(value) else value
 
 
-def look_up(row: Row, metric: Metric) -> tuple[float | None, str | None]:
+def look_up(row: Row, names: Names) -> tuple[float | None, str | None]:
     """The figure and the name it was found under."""
-    for name, factor in metric.names:
-        value = number(row[name], metric.unit) if name in row else None
+    for name, factor in names:
+        value = number(row[name]) if name in row else None
         if value is not None:
             return value * factor, name
     return None, None
@@ -193,7 +164,7 @@ def stalls(row: Row) -> list[dict[str, Any]]:
 
 def _extent(row: Row, column: str) -> list[int] | None:
     """Grid or block: ``(132, 1, 1)``."""
-    found = [int(part) for part in re.findall(r"\d+", row.get(column, ("", ""))[0])]
+    found = [int(part) for part in re.findall(r"\d+", row.get(column, ""))]
     return found or None
 
 
@@ -205,8 +176,8 @@ def _tidy(key: str, value: float | None) -> float | int | None:
 
 def kernel(row: Row, sms: int) -> dict[str, Any]:
     """The figures of one kernel. `metrics` says under which names they stood, `missing` which have none."""
-    name = kernel_name(row["Kernel Name"][0])
-    found = {key: look_up(row, metric) for key, metric in METRICS.items()}
+    name = kernel_name(row["Kernel Name"])
+    found = {key: look_up(row, names) for key, names in METRICS.items()}
     figures = {key: _tidy(key, value) for key, (value, _) in found.items()}
     extents = {"grid": _extent(row, "Grid Size"), "block": _extent(row, "Block Size")}
     blocks = figures["blocks"]
@@ -220,7 +191,7 @@ def kernel(row: Row, sms: int) -> dict[str, Any]:
 def wanted(key: str) -> str:
     """What was looked for where a figure is missing."""
     if key in METRICS:
-        return ", ".join(name for name, _ in METRICS[key].names)
+        return ", ".join(name for name, _ in METRICS[key])
     return {"grid": "Grid Size", "block": "Block Size", "sm_share": "launch__grid_size"}.get(
         key, ", ".join(STALLS)
     )
