@@ -15,6 +15,10 @@ D = 128
 DEVICE = torch.device("cuda")
 BACKEND = "cuda"  # named, so that a refusal is an error and never a silent fall back to the torch backend
 
+WHOLE, HALF, QUARTER = "kda_fwd_kernel", "kda_fwd_half_kernel", "kda_fwd_quarter_kernel"
+STATE, SCAN = "kda_fwd_state_kernel", "kda_fwd_scan_kernel"  # run only where there are segments
+ORDER = "kda_fwd_order_kernel"  # runs only where there are more packed pairs than multiprocessors
+
 # Relative Frobenius error. The inputs' bf16 rounding is not in it (the oracle sees the same bf16 values):
 # what is left is the kernel's own rounding, 4e-3 by emulation of its rounding points.
 BOUND = 1e-2

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from kda_gpu import Problem, check, kernels, make, offsets, run, same_bits
+from kda_gpu import ORDER, SCAN, Problem, check, kernels, make, offsets, run, same_bits
 
 cuda_only = pytest.mark.cuda_only
 
@@ -19,7 +19,6 @@ HEADS, VALUE_HEADS = 2, 6
 SEGMENTS = [0, *(pytest.param(n, marks=cuda_only) for n in (256, 1024))]
 # 94 chunks, the last of 12 tokens; whole chunks and whole segments.
 TOKENS = [1500, pytest.param(4096, marks=cuda_only)]
-SCAN, ORDER = "kda_fwd_scan_kernel", "kda_fwd_order_kernel"
 INPUTS = ("q", "k", "v", "g", "beta")
 
 # Lengths of the other sequences, and before which of them the sequence stands.

@@ -7,15 +7,30 @@ from typing import Any
 
 import pytest
 import torch
-from kda_gpu import DEVICE, call, check, kernels, make, normal, offsets, run, same_bits, synchronize
+from kda_gpu import (
+    DEVICE,
+    HALF,
+    QUARTER,
+    SCAN,
+    STATE,
+    WHOLE,
+    Problem,
+    call,
+    check,
+    kernels,
+    make,
+    normal,
+    offsets,
+    run,
+    same_bits,
+    synchronize,
+)
 
 cuda_only = pytest.mark.cuda_only
 
 LONG = 3001  # 188 chunks, the last of them one token wide
 MIXED = [2500, 0, 1, 6200, 15, 1300]  # sequences of several segments among sequences of one
 OTHER = [1300, 6000, 16, 0, 2699, 1]  # as many tokens, cut elsewhere
-WHOLE, HALF, QUARTER = "kda_fwd_kernel", "kda_fwd_half_kernel", "kda_fwd_quarter_kernel"
-STATE, SCAN = "kda_fwd_state_kernel", "kda_fwd_scan_kernel"  # run only where there are segments
 
 
 @cuda_only
@@ -59,10 +74,24 @@ def test_lengths_around_whole_segments(tokens: int) -> None:
     check(make(1, tokens, 2))
 
 
+def few_heads(dtype: torch.dtype) -> Problem:
+    return make(1, LONG, 2, initial=dtype, final=dtype)
+
+
+def more_segments_than_run_at_once(dtype: torch.dtype) -> Problem:
+    lens = [0, 1, 255, 256, 257, 1000, 3000]
+    return make(heads=8, value_heads=40, lens=lens, initial=dtype, final=dtype).with_(segment_tokens=256)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_final_state_in_place_of_the_initial(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "problem", [few_heads, pytest.param(more_segments_than_run_at_once, marks=cuda_only)]
+)
+def test_final_state_in_place_of_the_initial(
+    problem: Callable[[torch.dtype], Problem], dtype: torch.dtype
+) -> None:
     # The last segment writes the state that the first one reads.
-    p = make(1, LONG, 2, initial=dtype, final=dtype)
+    p = problem(dtype)
     want_out, want_final = run(p)
     assert p.initial_state is not None
     for _ in range(3):
