@@ -109,11 +109,7 @@ def check_segment_tokens(segment_tokens: Any) -> None:
     if segment_tokens == 0:
         return
     if not MIN_SEGMENT <= segment_tokens <= MAX_SEGMENT or segment_tokens % SEGMENT_STEP != 0:
-        segment_tokens = int(segment_tokens)  # traced: the number it has now, which can be shown
-        below = max(MIN_SEGMENT, min(segment_tokens, MAX_SEGMENT) // SEGMENT_STEP * SEGMENT_STEP)
-        fits = -MAX_SEGMENT <= segment_tokens <= MAX_SEGMENT
-        got = f"{segment_tokens}" if fits else _shown(segment_tokens)
-        _value_error("segment_tokens", got, f"{_TAKES_SEGMENT} (try {below})")
+        _value_error("segment_tokens", _shown(segment_tokens), _TAKES_SEGMENT)
 
 
 def check_backend(backend: Any) -> None:

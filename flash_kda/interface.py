@@ -159,10 +159,9 @@ def flash_kda_func(
             is one sequence.
         output_final_state: whether to return the state after the last token of each sequence; default False.
         backend: ``auto`` (default: the fastest that can run the call), ``cuda`` or ``reference``.
-        segment_tokens: None (default): the kernels choose how to cut long sequences, which may change a
-            result's last bits from batch to batch. 0: never cut. A multiple of 16 from 256 on: cut after each
-            so many tokens. With an int a sequence's result is bitwise the same in any batch. What each costs:
-            see :func:`fwd`.
+        segment_tokens: None (default): the kernels choose how to cut long sequences. 0: never cut. A multiple
+            of 16 from 256 on: cut after each so many tokens. What each costs, and whether a result's last
+            bits depend on the batch: see :func:`fwd`.
 
     Returns:
         ``(o, final_state)``: bf16 ``[B, T, HV, V]``, and fp32 ``[N, HV, V, K]`` or None without

@@ -120,10 +120,7 @@ def compute(
     cu_seqlens: Tensor | None,
     segment_tokens: int = CHOSEN_SEGMENTS,
 ) -> None:
-    """The computation itself, the body of the operators. Reads ``cu_seqlens`` on the host.
-
-    Walks token by token, so ``segment_tokens`` is ignored: any value gives the same result.
-    """
+    """The computation itself, the body of the operators. Reads ``cu_seqlens`` on the host."""
     call = _Call(q, k, v, g, beta, scale, A_log, dt_bias, lower_bound)
     rows = _Rows(q.shape[0], q.shape[1], cu_seqlens, q.device)
     if initial_state is None:
