@@ -266,11 +266,12 @@ def test_the_sizes_reach_every_kind_of_plan(program: Path) -> None:
 
 
 TASKS = "plan.tasks = static_cast<unsigned>(plan.max_segments * s.heads_v);"
+PACKED = "s.packed ? s.num_sequences + s.total_tokens / (length * kChunk) : "
 MUTANTS = {
     "a place too few": (TASKS, "--plan.max_segments; " + TASKS),
     "a task too few": (TASKS, TASKS.replace("* s.heads_v", "* s.heads_v - 1")),
-    "packed as if of equal length": ("(s.packed ? 1 : each)", "each"),
-    "a part of a segment dropped": ("(chunks + length - 1) / length", "chunks / length"),
+    "packed as if of equal length": (PACKED, ""),
+    "a part of a segment dropped": ("(1, ceil_div(chunks, length))", "(1, chunks / length)"),
     "a split that does not run at once": ("4 * tasks <= sms ? 4", "3 * tasks <= sms ? 4"),
     "never cut is not kept": ("s.segment_chunks == 0 ||", "false &&"),
     "order for equal lengths": ("s.packed && tasks > s.sms", "tasks > s.sms"),
@@ -280,7 +281,7 @@ MUTANTS = {
 # With the costs as they are these change nothing; the bounds have to hold whatever is measured.
 FREE = "whole = 1.0, half = 1.0, quarter = 1.0, state = 0.01, scan_step = 0.0, pass = 0.0, cut = 0.0"
 MUTANTS_OF_FREE = {
-    "shorter segments than a caller may ask for": ("chunks / n >= 16", "chunks / n >= 4"),
+    "shorter segments than a caller may ask for": ("chunks / n >= kMinSegmentChunks", "chunks / n >= 4"),
     "two segments": ("int64_t n = 3;", "int64_t n = 2;"),
     "more segments than a scan should have": ("n <= 64", "n <= 99"),
 }

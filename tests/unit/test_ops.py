@@ -44,7 +44,7 @@ def constant(pattern: str) -> int:
 
 
 def test_the_library_and_python_have_the_same_limits_of_segments() -> None:
-    assert constant(r"kMinSegment = (\d+)") == checks.MIN_SEGMENT
+    assert constant(r"kMinSegmentChunks = (\d+)") * constant(r"kChunk = (\d+)") == checks.MIN_SEGMENT
     assert 2**31 - 1 - constant(r"kMaxTokens = INT32_MAX - (\d+)") == checks.MAX_SEGMENT
     assert constant(r"kChunk = (\d+)") == checks.SEGMENT_STEP
 
