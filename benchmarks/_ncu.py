@@ -116,6 +116,9 @@ def parse(text: str) -> list[Row]:
     units, *kernels = rest
     if units[head.index("ID")]:
         raise ValueError("ncu's table has no row of units below the names; expected --page raw --csv")
+    for name, unit in zip(head, units, strict=True):
+        if name.startswith("gpu__time_duration") and unit not in ("ns", "nsecond"):
+            raise ValueError(f"ncu's {name} is in {unit!r}, expected nanoseconds of --print-units base")
     profiled = sum(line.startswith('==PROF== Profiling "') for line in lines)
     if not kernels or (profiled and profiled != len(kernels)):
         raise ValueError(f"ncu's table has {len(kernels)} kernels, expected {profiled or 'at least one'}")

@@ -77,6 +77,8 @@ def _check_number(name: str, value: Any, takes: str) -> None:
 def _shown(value: Any) -> str:
     """A number in words: Python refuses to print an int of more than 4300 digits."""
     try:
+        if isinstance(value, _INTEGERS) and abs(value) < 2**63:
+            return f"{int(value)}"  # of a traced number, the one that it has now
         return f"{float(value)}"
     except OverflowError:
         return "an integer past every float"

@@ -30,6 +30,12 @@ def kernels(text: str = TEXT) -> list[dict[str, Any]]:
     return [_ncu.kernel(row, 132) for row in _ncu.parse(text)]
 
 
+def test_another_unit_of_time_is_refused() -> None:
+    assert kernels(TEXT.replace('"nsecond"', '"ns"')) == kernels()
+    with pytest.raises(ValueError, match="is in 'usecond', expected nanoseconds"):
+        kernels(TEXT.replace('"nsecond"', '"usecond"'))
+
+
 def test_the_figures_of_two_kernels() -> None:
     first, second = kernels()
     assert first["name"] == "kda_fwd_kernel" and second["name"] == "kda_fwd_order_kernel"
