@@ -191,3 +191,18 @@ def select(names: Iterable[str], cases: list[Case], path: Path = CASES_FILE) -> 
         known = ", ".join((*load_suites(path), *by_name))
         raise ValueError(f"no case named {', '.join(unknown)}; known: {known}")
     return [by_name[name] for name in wanted]
+
+
+def cases_of(text: str) -> list[Case]:
+    """The cases of what --suite asks for; ValueError when it has none."""
+    cases = select(choose_suite(text).cases, load_cases())
+    if not cases:
+        raise ValueError(f"suite {text!r} has no case to run; give another, or case names (a,b)")
+    return cases
+
+
+def shrink(case: Case) -> Case:
+    """A few tokens and two heads of the same kind of case."""
+    lens = None if case.lens is None else tuple(min(5, n) for n in case.lens[:4])
+    seqlen = min(24, case.seqlen) if lens is None else sum(lens)
+    return Case(case.name, min(2, case.batch), seqlen, min(2, case.nheads), lens, case.peers)

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ def of_kind(lines: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k != "kind"} for line in lines if line["kind"] == kind]
 
 
-def _times(results: Lines, name: str) -> dict[str, dict[str, Any]]:
+def times_of(results: Lines, name: str) -> dict[str, dict[str, Any]]:
+    """The lines of one process that hold a time, by case."""
     return {line["case"]: line for line in of_kind(results.get(name, []), "time")}
 
 
@@ -59,7 +60,7 @@ def shape_of(case: Case) -> dict[str, Any]:
 def build_row(case: Case, results: Lines, copy_gbps: float) -> dict[str, Any]:
     """One row of the result file; None where an implementation has no time."""
     floor_ms = case.bytes_moved / copy_gbps / 1e6
-    times = {name: _times(results, name).get(case.name) for name in TIMED}
+    times = {name: times_of(results, name).get(case.name) for name in TIMED}
     ours = times["ours"]
     row: dict[str, Any] = {
         **shape_of(case),
@@ -78,11 +79,11 @@ def build_row(case: Case, results: Lines, copy_gbps: float) -> dict[str, Any]:
     return row
 
 
-def disagreements(cases: list[Case], results: Lines) -> list[str]:
+def disagreements(cases: list[Case], results: Lines, names: Sequence[str] = TIMED) -> list[str]:
     """Cases on which two implementations had other inputs or other outputs: their times do not compare."""
     found = []
     for case in cases:
-        lines = {name: line for name in TIMED if (line := _times(results, name).get(case.name))}
+        lines = {name: line for name in names if (line := times_of(results, name).get(case.name))}
         if len({line["checksum"] for line in lines.values()}) > 1:
             found.append(f"{case.name}: the inputs differ between processes")
         for key in ("o_rms", "s_rms"):
@@ -124,7 +125,8 @@ def build_result(cases: list[Case], results: Lines, facts: dict[str, Any]) -> di
     }
 
 
-def _number(value: float | None, digits: int = 3) -> str:
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with so many digits; `-` where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
@@ -135,15 +137,15 @@ def time_table(result: dict[str, Any]) -> str:
     lines = [head]
     for row in result["rows"]:
         ours, peers = row["ours_ms"], row["peers"]
-        cells = f"{row['case']:18s} {_number(row['floor_ms']):>7s} {_number(ours):>8s} "
-        cells += f"{_number(row.get('over_floor'), 2):>7s} {_number(row.get('tflops'), 0):>7s} "
-        cells += f"{_number(row.get('gbps'), 0):>6s}"
+        cells = f"{row['case']:18s} {number(row['floor_ms']):>7s} {number(ours):>8s} "
+        cells += f"{number(row.get('over_floor'), 2):>7s} {number(row.get('tflops'), 0):>7s} "
+        cells += f"{number(row.get('gbps'), 0):>6s}"
         for name in TIMED[1:]:
             ms = peers.get(name)
-            cells += f" {_number(ms):>8s} {_number(ms / ours if ms and ours else None, 2):>5s}"
+            cells += f" {number(ms):>8s} {number(ms / ours if ms and ours else None, 2):>5s}"
         spread = row["spread"].get("ours")
-        cells += f" {_number(100 * spread if spread is not None else None, 1):>5s}"
-        lines.append(cells + f" {_number(row['host_us'].get('ours'), 0):>7s}")
+        cells += f" {number(100 * spread if spread is not None else None, 1):>5s}"
+        lines.append(cells + f" {number(row['host_us'].get('ours'), 0):>7s}")
     return "\n".join(lines)
 
 

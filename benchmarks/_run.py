@@ -40,9 +40,14 @@ class Run:
 
 
 def add_options(parser: argparse.ArgumentParser, timeout_s: int) -> None:
-    """The options of every script."""
+    """The options of every script that runs one package of ours."""
     parser.add_argument("--ours-path", type=Path, help="folder of our flash_kda (default: the installed one)")
     parser.add_argument("--wheel", type=Path, help="our wheel, for its sha256 in the result")
+    add_run_options(parser, timeout_s)
+
+
+def add_run_options(parser: argparse.ArgumentParser, timeout_s: int) -> None:
+    """The options of every script."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result file")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
@@ -51,6 +56,12 @@ def add_options(parser: argparse.ArgumentParser, timeout_s: int) -> None:
         default=timeout_s,
         help="seconds that one process may take (default %(default)s)",
     )
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    """The options of a run without a GPU."""
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu for a dry run that times nothing real")
+    parser.add_argument("--tiny", action="store_true", help="shrink every case, for a dry run of the scripts")
 
 
 @contextmanager
@@ -215,7 +226,8 @@ def check_device(device: str) -> None:
     """ValueError when the run is to be on a GPU and torch sees none."""
     if device != "cpu" and not torch.cuda.is_available():
         raise ValueError(
-            "torch sees no GPU: use a machine with one; bench_prefill.py has a dry run: --device cpu --tiny"
+            "torch sees no GPU: use a machine with one; bench_prefill.py and bench_steps.py have a dry run: "
+            "--device cpu --tiny"
         )
 
 

@@ -127,6 +127,12 @@ def do_all(job: dict[str, Any], device: torch.device, under: Path | None, sink: 
         do_kernels(job, load(job["impl"], device.type, under), device, sink)
 
 
+def do_times(job: dict[str, Any], device: torch.device, under: Path | None, sink: Sink) -> None:
+    """What the machine is and the times of ours; no rates of the machine, no kernels."""
+    sink.put("machine", **machine(device))
+    do_timing(job, load("ours", device.type, under), device, sink)
+
+
 def do_profile(job: dict[str, Any], device: torch.device, under: Path | None, sink: Sink) -> None:
     """For Nsight Compute (--profile-from-start off): one call of ours between the profiler's start and stop,
     after one that is not profiled."""
@@ -147,7 +153,7 @@ def do_profile(job: dict[str, Any], device: torch.device, under: Path | None, si
 def main(argv: list[str]) -> int:
     job = json.loads(Path(argv[0]).read_text())
     under = None if job["require_under"] is None else Path(job["require_under"])
-    work = do_profile if "profile" in job else do_all
+    work = do_profile if "profile" in job else do_times if job.get("times_only") else do_all
     with torch.inference_mode():
         work(job, torch.device(job["device"]), under, Sink(Path(job["results"])))
     return 0

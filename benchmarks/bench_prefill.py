@@ -24,10 +24,21 @@ from typing import Any
 
 import _peers
 import _plot
-from _cases import AccuracyLine, Case, choose_suite, load_accuracy, load_cases, make_case, select
+from _cases import AccuracyLine, Case, choose_suite, load_accuracy, load_cases, make_case, select, shrink
 from _impls import ACCURACY_ONLY
 from _report import accuracy_table, build_result, kernel_table, read_lines, time_table, to_csv
-from _run import Run, add_options, check_device, end, gather_facts, prepared, publish, spawn, wait
+from _run import (
+    Run,
+    add_dry_run,
+    add_options,
+    check_device,
+    end,
+    gather_facts,
+    prepared,
+    publish,
+    spawn,
+    wait,
+)
 from _words import machine
 
 
@@ -50,8 +61,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the times (needs matplotlib)")
     parser.add_argument("--plot-from", type=Path, metavar="FILE", help="run nothing: --plot this result file")
     add_options(parser, timeout_s=400)
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu for a dry run that times nothing real")
-    parser.add_argument("--tiny", action="store_true", help="shrink every case, for a dry run of the scripts")
+    add_dry_run(parser)
     return parser.parse_args(argv)
 
 
@@ -66,13 +76,6 @@ def choose(args: argparse.Namespace, peers: Iterable[str]) -> tuple[list[Case], 
     heads = 96 if args.nheads is None else args.nheads
     name = f"varlen_h{heads}" if args.varlen else f"b{args.batch or 1}_t{args.seqlen}_h{heads}"
     return [make_case(name, heads, args.batch or 1, args.seqlen or 0, args.varlen, peers)], []
-
-
-def shrink(case: Case) -> Case:
-    """A few tokens and two heads of the same kind of case."""
-    lens = None if case.lens is None else tuple(min(5, n) for n in case.lens[:4])
-    seqlen = min(24, case.seqlen) if lens is None else sum(lens)
-    return Case(case.name, min(2, case.batch), seqlen, min(2, case.nheads), lens, case.peers)
 
 
 def accuracy_names(owner: str) -> list[str]:

@@ -20,7 +20,7 @@ from collections import Counter
 from typing import Any
 
 import _ncu
-from _cases import Case, choose_suite, load_cases, select
+from _cases import Case, cases_of
 from _report import about, of_kind, read_lines, shape_of
 from _run import (
     Run,
@@ -44,14 +44,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ncu", default="ncu", metavar="PROGRAM", help="Nsight Compute's command line")
     add_options(parser, timeout_s=300)
     return parser.parse_args(argv)
-
-
-def choose(suite: str) -> list[Case]:
-    """The cases of a suite; ValueError when it has none."""
-    cases = select(choose_suite(suite).cases, load_cases())
-    if not cases:
-        raise ValueError(f"suite {suite!r} has no case to profile; give another, or case names (a,b)")
-    return cases
 
 
 def find_ncu(program: str) -> str:
@@ -163,7 +155,7 @@ def tables(result: dict[str, Any]) -> str:
 
 def profile(args: argparse.Namespace) -> int:
     """Profile what was asked for; the exit code is 1 when something of it went wrong."""
-    cases = choose(args.suite)
+    cases = cases_of(args.suite)
     check_device("cuda")
     ncu = find_ncu(args.ncu)
     with prepared(args, cases) as run:

@@ -216,7 +216,7 @@ def test_a_run_without_a_kernel_leaves_the_older_file(fake_ncu: Path, tmp_path: 
     [
         (False, [], "torch sees no GPU"),
         (True, ["--ncu", "no-such-ncu"], "no 'no-such-ncu' on the PATH"),
-        (True, ["--suite", "accuracy"], "has no case to profile"),
+        (True, ["--suite", "accuracy"], "has no case to run"),
         (True, ["--suite", "nonsense"], "no case named nonsense"),
     ],
 )
