@@ -3,8 +3,9 @@ when one is stale).
 
 GPUs come from ci/matrix.toml and the kernel table, with the records of wheels/records behind the words
 "run on hardware"; times and errors come from benchmarks/results/prefill_h200.json, beside which its picture
-lies; what limits each kernel comes from profile_h200.json there. A missing file gives a sentence that says
-so, never an older number. Each table stands between two comments, see `_BLOCK`.
+lies; what limits each kernel comes from profile_h200.json there, and what the steps of benchmarks/steps.toml
+brought from steps_h200.json. A missing file gives a sentence that says so, never an older number. Each table
+stands between two comments, see `_BLOCK`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._words import LIMITS, NAMES, cells, machine, percent, shape, versions
-from ci import matrix
+from ci import matrix, steps
 from ci.archs import arch
 from ci.errors import ConfigError, LintError, run_cli
 
@@ -29,6 +30,7 @@ PAGES = (README, PERFORMANCE)
 RECORDS = ROOT / "wheels" / "records"
 RESULTS = ROOT / "benchmarks" / "results" / "prefill_h200.json"
 PROFILE = ROOT / "benchmarks" / "results" / "profile_h200.json"
+STEPS = ROOT / "benchmarks" / "results" / "steps_h200.json"
 RUN = "run on hardware"
 
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -190,6 +192,33 @@ def profile_table(path: Path = PROFILE) -> str:
     return intro + table(head, lines)
 
 
+def _steps_missing(listed: list[steps.Step], path: Path) -> str:
+    """The steps without times, and the command that brings them."""
+    name = path.relative_to(ROOT).as_posix()
+    return (
+        f"No times are on record: `{name}` is not in this tree. "
+        "With a wheel of each step's commit, on a machine with an H200, this makes it:\n\n"
+        f"    python benchmarks/bench_steps.py WHEEL [WHEEL ...] --suite h200 --json {name}\n\n"
+    ) + table(("step", "expected"), (step.cells for step in listed))
+
+
+def steps_table(path: Path = STEPS, steps_file: Path = steps.PATH) -> str:
+    """What each step of the work brought, beside what was predicted."""
+    listed, found = steps.load(steps_file), results(path)
+    if found is None:
+        return _steps_missing(listed, path)
+    rows = steps.rows(found, path.name)
+    intro = (
+        f"{machine(found)}; all wheels in one run. {steps.noise(found['rows'])}\n\n"
+        "Time over that of the step before; ms for the first step and the last. "
+        "`-`: no time of this step, or none of the one before.\n\n"
+    )
+    head = ("step", "expected", *(shape(row) for row in rows))
+    columns = [steps.brought(steps.times(listed, found, row)) for row in rows]
+    lines = ((*step.cells, *cells) for step, *cells in zip(listed, *columns, strict=True))
+    return intro + table(head, lines)
+
+
 def render(text: str, blocks: dict[str, Callable[[], str]]) -> str:
     """`text` with every generated block written anew; ConfigError for a block nobody writes."""
 
@@ -209,6 +238,7 @@ def blocks() -> dict[str, Callable[[], str]]:
         "times": times_table,
         "errors": errors_table,
         "profile": profile_table,
+        "steps": steps_table,
     }
 
 

@@ -137,7 +137,8 @@ def test_links_and_files_exist(page: Path) -> None:
     for link in links:
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
     kept = "benchmarks/results"
-    made = ("flash_kda/_C.abi3.so", f"{kept}/prefill_h200.json", f"{kept}/profile_h200.json")
+    results = (f"{kept}/{name}_h200.json" for name in ("prefill", "profile", "steps"))
+    made = ("flash_kda/_C.abi3.so", *results)
     for file in files:
         assert file in made or (ROOT / file).exists(), f"{page.name} names {file}"
 
