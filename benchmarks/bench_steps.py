@@ -12,6 +12,7 @@ run. docs/performance.md has a table of the steps in steps.toml: a wheel is a st
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import zipfile
@@ -78,11 +79,13 @@ def unpack(path: Path, folder: Path) -> None:
     except (OSError, zipfile.BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error  # without the path, which is of this machine alone
         raise ValueError(f"cannot be unpacked, expected a wheel: {reason}") from error
-    if not (folder / RECORD).is_file():
+    try:
+        json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ValueError(
-            f"holds no {RECORD.as_posix()}, expected a wheel of this project; "
+            f"holds no {RECORD.as_posix()} that can be read, expected a wheel of this project; "
             "next: nox -s build_wheels at the step's commit"
-        )
+        ) from error
 
 
 def open_wheel(path: Path, index: int, folder: Path, run: Run) -> Wheel:

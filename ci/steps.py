@@ -55,7 +55,7 @@ def rows(found: dict[str, Any], file: str) -> list[dict[str, Any]]:
 
 
 def wheel_of(step: Step, found: dict[str, Any]) -> int | None:
-    """Which of the result's wheels is the step's; None without one. One of changed sources (+dirty) is not."""
+    """Which of the result's wheels is the step's, None without one. Changed sources (+dirty) are no step."""
     commits = [wheel["commit"] for wheel in found["wheels"]]
     return next(
         (i for i, full in enumerate(commits) if full.startswith(step.commit) and "+" not in full), None
