@@ -10,13 +10,27 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from _report import about, of_kind
 
-CHUNK = 16
-MIN_SEGMENT = 256  # tokens, as csrc/binding.cpp has it
-SCAN_PARTS = 8
+HEADER = Path(__file__).resolve().parent.parent / "csrc" / "kda" / "fwd_plan.h"
+
+
+def read_constant(text: str, name: str) -> int:
+    """A whole number that the header's text defines; ValueError when it does not."""
+    found = re.search(rf"^constexpr int {name} = (\d+);", text, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"fwd_plan.h defines no {name}; expected constexpr int {name} = a number")
+    return int(found[1])
+
+
+CHUNK, SCAN_PARTS, MIN_SEGMENT_CHUNKS = (
+    read_constant(HEADER.read_text(encoding="utf-8"), name)
+    for name in ("kChunk", "kScanParts", "kMinSegmentChunks")
+)
+MIN_SEGMENT = MIN_SEGMENT_CHUNKS * CHUNK  # tokens
 OUTPUTS = {"kda_fwd_kernel": "whole", "kda_fwd_half_kernel": "half", "kda_fwd_quarter_kernel": "quarter"}
 KERNELS = {cost: name for name, cost in OUTPUTS.items()}
 STATE, SCAN = "kda_fwd_state_kernel", "kda_fwd_scan_kernel"

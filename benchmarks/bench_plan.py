@@ -28,12 +28,10 @@ import argparse
 import sys
 from typing import Any
 
-from _plan import build_result, cost_table, read_costs, sweep_table
+from _plan import HEADER, build_result, cost_table, read_costs, sweep_table
 from _report import read_lines
-from _run import REPO, add_options, check_device, gather_facts, prepared, publish, spawn, wait
+from _run import add_options, check_device, gather_facts, prepared, publish, spawn, wait
 from _words import machine
-
-HEADER = REPO / "csrc" / "kda" / "fwd_plan.h"
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

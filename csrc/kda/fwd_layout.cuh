@@ -1,5 +1,5 @@
-// What the loader, producer and consumer warps of the forward kernels share: sizes, shared memory, the ring of slots,
-// and what a block works on.
+// What the loader, producer and consumer warps of the forward kernels share: the configuration of a block, its shared
+// memory, the ring of slots.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ constexpr int kWarp = 32;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNormEps = 1e-6f;
 
-// ---- blocks --------------------------------------------------------------------------------------
+// ---- blocks -------------------------------------------------------------------------------------
 // How a block works. The kShare blocks of a cluster walk the same tokens of one value head together: each prepares
 // every kShare-th chunk and copies it to the others' shared memory. With kOutput, kParts clusters share the 128 rows of
 // the state; without, only states are wanted, so no q, Qd, P, and each block keeps all rows of a state of its own.
@@ -30,8 +30,7 @@ struct BlockConfig {
   static constexpr int kProducers = kProducers_;       // warps that prepare chunks
   static constexpr int kStride = kShare * kProducers;  // from one chunk of a producer to its next
   static constexpr int kSlots = kSlots_;               // chunks in flight
-  // A consumer alone on its scheduler is a tenth faster: two of them have two schedulers to themselves, producers are
-  // warps 2 and 3 of every four, the loader is warp 4.
+  // Two consumers share their schedulers with no producer: those are warps 2 and 3 of every four, the loader is warp 4.
   static constexpr bool kApart = kConsumers == 2;
   static constexpr int kWarps = kApart ? std::max(2 * kProducers, 8) : kConsumers + kProducers + 1;
   static constexpr int kThreads = kWarps * kWarp;

@@ -38,6 +38,12 @@ COSTS = {
 FACTS = {"driver": "1", "date": "2026-01-01T00:00Z", "commit": None, "wheel_sha256": None, "versions": {}}
 
 
+def test_sizes_are_the_headers() -> None:
+    assert (_plan.CHUNK, _plan.SCAN_PARTS, _plan.MIN_SEGMENT) == (16, 8, 256)
+    with pytest.raises(ValueError, match="defines no kChunk"):
+        _plan.read_constant(HEADER.replace("int kChunk", "int kChunks"), "kChunk")
+
+
 # ---- a GPU of known costs ----
 
 
