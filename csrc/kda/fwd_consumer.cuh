@@ -61,19 +61,21 @@ __device__ __forceinline__ void for_each_pair(float (&S)[kTilesM][kTilesN][4], F
 }
 
 template <typename T, int kTilesM>
-__device__ __forceinline__ void load_state_as(const void* state, int offset, float (&S)[kTilesM][kTilesN][4]) {
+__device__ __forceinline__ void load_state_as(const void* state, int offset, float scale,
+                                              float (&S)[kTilesM][kTilesN][4]) {
   const T* src = static_cast<const T*>(global(state)) + offset;
   for_each_pair(S, [&](float& x, float& y, int at) {
     const float2 pair = load_pair(src + at);
-    x = pair.x;
-    y = pair.y;
+    x = pair.x * scale;
+    y = pair.y * scale;
   });
 }
 
 template <typename T, int kTilesM>
-__device__ __forceinline__ void store_state_as(const void* state, int offset, float (&S)[kTilesM][kTilesN][4]) {
+__device__ __forceinline__ void store_state_as(const void* state, int offset, float scale,
+                                               float (&S)[kTilesM][kTilesN][4]) {
   T* dst = const_cast<T*>(static_cast<const T*>(global(state))) + offset;
-  for_each_pair(S, [&](float& x, float& y, int at) { store_pair(dst + at, x, y); });
+  for_each_pair(S, [&](float& x, float& y, int at) { store_pair(dst + at, x * scale, y * scale); });
 }
 
 template <int kTilesM>
@@ -87,11 +89,12 @@ __device__ __forceinline__ void zero(float (&acc)[kTilesM][2][4]) {
 }
 
 // Two neighbouring n-tiles of an accumulator are one A operand.
-__device__ __forceinline__ void to_operand(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4]) {
-  a[0] = pack_bf16(left[0], left[1]);
-  a[1] = pack_bf16(left[2], left[3]);
-  a[2] = pack_bf16(right[0], right[1]);
-  a[3] = pack_bf16(right[2], right[3]);
+__device__ __forceinline__ void to_operand(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4],
+                                           float scale = 1.0f) {
+  a[0] = pack_bf16(left[0] * scale, left[1] * scale);
+  a[1] = pack_bf16(left[2] * scale, left[3] * scale);
+  a[2] = pack_bf16(right[0] * scale, right[1] * scale);
+  a[3] = pack_bf16(right[2] * scale, right[3] * scale);
 }
 
 // acc[v][token] += S tile^T over one block of 16 channels.
@@ -106,7 +109,7 @@ __device__ __forceinline__ void state_product(uint32_t tile, int kb, const uint3
     for (int n = 0; n < 2; ++n) mma_bf16(acc[m][n], S[m], b[2 * n], b[2 * n + 1]);
 }
 
-// R = beta (V - Kd S^T) of one m-tile, in fp32.
+// R = beta (V - Kd S^T) of one m-tile, in fp32, times kScale like the state.
 template <typename P>
 __device__ __forceinline__ void residual(const Slot<P>& slot, uint32_t v_at, int lane, float (&acc)[2][4]) {
   const int pair = lane & 3;
@@ -119,12 +122,12 @@ __device__ __forceinline__ void residual(const Slot<P>& slot, uint32_t v_at, int
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t pair_v = v[2 * n + half];
-      acc[n][2 * half] = beta[n].x * (bf16_lo(pair_v) - acc[n][2 * half]);
-      acc[n][2 * half + 1] = beta[n].y * (bf16_hi(pair_v) - acc[n][2 * half + 1]);
+      acc[n][2 * half] = beta[n].x * fmaf(-kUnscale, acc[n][2 * half], bf16_lo(pair_v));
+      acc[n][2 * half + 1] = beta[n].y * fmaf(-kUnscale, acc[n][2 * half + 1], bf16_hi(pair_v));
     }
 }
 
-// S = S gam + U^T Kt.
+// S = (S + U^T k^ exp(-G)) gam.
 template <typename P>
 __device__ __forceinline__ void update_state(const Slot<P>& slot, const uint32_t (&u)[P::kTilesM][4],
                                              const FragAddr& at, int lane, float (&S)[P::kTilesM][kTilesN][4]) {
@@ -140,11 +143,11 @@ __device__ __forceinline__ void update_state(const Slot<P>& slot, const uint32_t
       for (int n = 0; n < 2; ++n) {
         float (&acc)[4] = S[m][2 * jp + n];
         const float dx = n == 0 ? decay.x : decay.z, dy = n == 0 ? decay.y : decay.w;
+        mma_bf16(acc, u[m], b[2 * n], b[2 * n + 1]);
         acc[0] *= dx;
         acc[1] *= dy;
         acc[2] *= dx;
         acc[3] *= dy;
-        mma_bf16(acc, u[m], b[2 * n], b[2 * n + 1]);
       }
   }
 }
@@ -158,7 +161,7 @@ __device__ __forceinline__ void write_output(const Slot<P>& slot, const float (&
 #pragma unroll
   for (int m = 0; m < P::kTilesM; ++m) {
     uint32_t r[4];
-    to_operand(r, o[m][0], o[m][1]);
+    to_operand(r, o[m][0], o[m][1], kUnscale);
     stmatrix_x4_trans(smem_addr(slot.tiles.v()) + at.v[m], r);
   }
   __syncwarp();
@@ -218,18 +221,19 @@ __device__ __forceinline__ void consume_chunk(const Slot<P>& slot, float (&S)[P:
 
 template <typename P>
 __device__ __forceinline__ void load_initial(const Work& w, int offset, float (&S)[P::kTilesM][kTilesN][4]) {
+  const float scale = w.hold ? 1.0f : kScale;  // what passes through keeps every bit
   if (!P::kOutput && w.transition)
     for_each_pair(S, [&](float& x, float& y, int at) {
       const int row = (offset + at) / kDim, column = (offset + at) % kDim;
-      x = row == column ? 1.0f : 0.0f;
-      y = row == column + 1 ? 1.0f : 0.0f;
+      x = row == column ? kScale : 0.0f;
+      y = row == column + 1 ? kScale : 0.0f;
     });
   else if (w.initial.data == nullptr)
     for_each_pair(S, [](float& x, float& y, int) { x = y = 0.0f; });
   else if (w.initial.bf16)
-    load_state_as<__nv_bfloat16>(w.initial.data, offset, S);
+    load_state_as<__nv_bfloat16>(w.initial.data, offset, scale, S);
   else
-    load_state_as<float>(w.initial.data, offset, S);
+    load_state_as<float>(w.initial.data, offset, scale, S);
 }
 
 // Of a transition, the columns are in the order that the scan reads.
@@ -242,19 +246,20 @@ __device__ __forceinline__ void store_transition(const Work& w, int offset, floa
   for (int i = 0; i < 4; ++i) place[i] = transition_column(row, column + 8 * i) - column;
   for_each_pair(S, [&](float& x, float& y, int at) {
     const int j = at % kDim / 8;
-    store_pair(dst + at + place[j % 4] - 8 * (j % 4), x, y);
+    store_pair(dst + at + place[j % 4] - 8 * (j % 4), x * kUnscale, y * kUnscale);
   });
 }
 
 template <typename P>
 __device__ __forceinline__ void store_final(const Work& w, int offset, float (&S)[P::kTilesM][kTilesN][4]) {
   if (w.final.data == nullptr) return;
+  const float scale = w.hold ? 1.0f : kUnscale;
   if (!P::kOutput && w.transition)
     store_transition(w, offset, S);
   else if (w.final.bf16)
-    store_state_as<__nv_bfloat16>(w.final.data, offset, S);
+    store_state_as<__nv_bfloat16>(w.final.data, offset, scale, S);
   else
-    store_state_as<float>(w.final.data, offset, S);
+    store_state_as<float>(w.final.data, offset, scale, S);
 }
 
 // Gives a slot back, to the block that prepared it too, and goes on to the next.

@@ -14,6 +14,8 @@ constexpr int kHalfChannels = kDim / 2;
 constexpr int kWarp = 32;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNormEps = 1e-6f;
+// Consumers hold the state times 2^-58: k^ exp(-G) reaches 2^115, and what it is multiplied with is to stay in range.
+constexpr float kScale = 0x1p-58f, kUnscale = 0x1p58f;
 
 // ---- blocks -------------------------------------------------------------------------------------
 // How a block works. The kShare blocks of a cluster walk the same tokens of one value head together: each prepares
@@ -53,19 +55,19 @@ struct Configs;
 template <>
 struct Configs<false> {
   static constexpr int kSmem = 227 * 1024;
-  using Whole = BlockConfig<1, 128, 4, 7, 11>;
-  using Half = BlockConfig<2, 64, 4, 6, 12>;
+  using Whole = BlockConfig<1, 128, 4, 7, 12>;
+  using Half = BlockConfig<2, 64, 4, 6, 14>;
   using Quarter = BlockConfig<2, 32, 2, 6, 14>;
-  using State = BlockConfig<2, 128, 4, 7, 14, false>;
+  using State = BlockConfig<2, 128, 4, 7, 16, false>;
   static constexpr int kScanStages = 6;
 };
 template <>
 struct Configs<true> {
   static constexpr int kSmem = 99 * 1024;
-  using Whole = BlockConfig<1, 128, 4, 3, 4>;
-  using Half = BlockConfig<2, 64, 4, 2, 4>;
-  using Quarter = BlockConfig<2, 32, 2, 2, 4>;
-  using State = BlockConfig<2, 128, 4, 2, 4, false>;
+  using Whole = BlockConfig<1, 128, 4, 3, 5>;
+  using Half = BlockConfig<2, 64, 4, 2, 6>;
+  using Quarter = BlockConfig<2, 32, 2, 2, 6>;
+  using State = BlockConfig<2, 128, 4, 2, 6, false>;
   static constexpr int kScanStages = 2;
 };
 
@@ -103,8 +105,8 @@ __device__ __forceinline__ int v_offset(int row, int piece) {
   return tile_offset(row, piece);
 }
 
-// k, g and q arrive raw and become Kd, Kt and Qd in place: each lane rewrites exactly the words it read. The output
-// later overwrites v, each warp its own columns.
+// k, g and q arrive raw and become Kd, k^ exp(-G) and Qd in place: each lane rewrites exactly the words it read. The
+// output later overwrites v, each warp its own columns.
 template <typename P>
 struct Tiles {
   static constexpr int kShared = (P::kOutput ? 3 : 2) * kTileBytes;  // what the blocks of a cluster share: k, g, q
@@ -126,11 +128,7 @@ struct Extras {
   };
   uint2 frag_b[kWarp];  // P blocks (1,0), (1,1)
   float gam[4 * kGamGroup];
-  float beta[kChunk];
-};
-
-struct ProducerScratch {
-  uint8_t k_inv[kTileBytes];  // k^ exp(-G)
+  float beta[kChunk];  // times kScale
 };
 
 struct StateRef {
@@ -161,7 +159,6 @@ struct Smem {
   static constexpr int kWorks = P::kSlots + 1;
   Tiles<P> tiles[P::kSlots];
   Extras extras[P::kSlots];
-  ProducerScratch scratch[P::kProducers];
   Work work[kWorks];
   ChunkRef chunk[P::kSlots];
   uint64_t begun[kWorks];     // `work` is written

@@ -1,4 +1,4 @@
-// Producer warps: raw q, k, g, beta of a chunk -> Qd, Kd, Kt, decays, X - I and P in a slot.
+// Producer warps: raw q, k, g, beta of a chunk -> Qd, Kd, k^ exp(-G), decays, X - I and P in a slot.
 #pragma once
 
 #include "fwd_layout.cuh"
@@ -88,10 +88,9 @@ __device__ __forceinline__ void cumulative_gate(const uint8_t* g_tile, const Gat
 template <typename P>
 constexpr int kBatch = P::kRows < kDim ? 4 : 1;
 
-// Raw q, k, g of one half -> Qd, Kd, Kt in place, k^ exp(-G) to scratch, chunk decay to the slot.
+// Raw q, k, g of one half -> Qd, Kd, k^ exp(-G) in place, chunk decay to the slot.
 template <typename P>
-__device__ __forceinline__ void scale_operands(const Slot<P>& slot, ProducerScratch& scratch, const float2 (&G)[kChunk],
-                                               int half, int lane) {
+__device__ __forceinline__ void scale_operands(const Slot<P>& slot, const float2 (&G)[kChunk], int half, int lane) {
   const float2 gam = make_float2(ex2(G[kChunk - 1].x), ex2(G[kChunk - 1].y));
   *reinterpret_cast<float2*>(slot.extras.gam + gam_index(half * kHalfChannels + 2 * lane)) = gam;
 #pragma unroll
@@ -118,17 +117,16 @@ __device__ __forceinline__ void scale_operands(const Slot<P>& slot, ProducerScra
       if constexpr (P::kOutput)
         store(slot.tiles.q(), bf16_lo(q[i]) * norm[i].x * decay.x, bf16_hi(q[i]) * norm[i].x * decay.y);
       store(slot.tiles.k(), kn.x * decay.x, kn.y * decay.y);
-      store(slot.tiles.g(), ki.x * gam.x, ki.y * gam.y);
-      store(scratch.k_inv, ki.x, ki.y);
+      store(slot.tiles.g(), ki.x, ki.y);
     }
   }
 }
 
 // A and P of the chunk in accumulator layout, before masking.
 template <typename P>
-__device__ __forceinline__ void intra_products(const Slot<P>& slot, const ProducerScratch& scratch, const FragAddr& at,
-                                               float (&A)[2][4], float (&QK)[2][4]) {
-  const uint32_t kd = smem_addr(slot.tiles.k()), qd = smem_addr(slot.tiles.q()), ki = smem_addr(scratch.k_inv);
+__device__ __forceinline__ void intra_products(const Slot<P>& slot, const FragAddr& at, float (&A)[2][4],
+                                               float (&QK)[2][4]) {
+  const uint32_t kd = smem_addr(slot.tiles.k()), qd = smem_addr(slot.tiles.q()), ki = smem_addr(slot.tiles.g());
 #pragma unroll
   for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -204,7 +202,7 @@ template <typename P>
 __device__ __forceinline__ void finish_chunk(const Slot<P>& slot, const float (&A)[2][4], const float (&QK)[2][4],
                                              float beta, int lane) {
   const int row = lane >> 2, pair = lane & 3;
-  if (lane < kChunk) slot.extras.beta[lane] = beta;
+  if (lane < kChunk) slot.extras.beta[lane] = beta * kScale;
   const float beta_top = __shfl_sync(0xffffffffu, beta, row), beta_bottom = __shfl_sync(0xffffffffu, beta, row + 8);
   LowerBlocks L;
   float p0[2], p1[2];
@@ -245,9 +243,8 @@ __device__ __forceinline__ void share(const void* data, int bytes, const uint64_
 }
 
 template <typename P>
-__device__ __forceinline__ void prepare_chunk(Smem<P>& smem, int slot_index, ProducerScratch& scratch, const Gate& gate,
-                                              float scale, const FragAddr& at, uint16_t beta_bits, int valid, int rank,
-                                              int lane) {
+__device__ __forceinline__ void prepare_chunk(Smem<P>& smem, int slot_index, const Gate& gate, float scale,
+                                              const FragAddr& at, uint16_t beta_bits, int valid, int rank, int lane) {
   const Slot<P> slot = slot_of(smem, slot_index);
   store_norms(slot, scale, at, lane);
   __syncwarp();  // norms; also the last reads of raw q and k by other lanes
@@ -255,12 +252,12 @@ __device__ __forceinline__ void prepare_chunk(Smem<P>& smem, int slot_index, Pro
   for (int half = 0; half < kHalves; ++half) {
     float2 G[kChunk];
     cumulative_gate(slot.tiles.g(), gate, half, valid, lane, G);
-    scale_operands(slot, scratch, G, half, lane);
+    scale_operands(slot, G, half, lane);
   }
   __syncwarp();  // operands
   share<P>(slot.tiles.bytes, Tiles<P>::kShared, smem.full[slot_index], rank, lane);
   float A[2][4], QK[2][4];
-  intra_products(slot, scratch, at, A, QK);
+  intra_products(slot, at, A, QK);
   const float logit = bf16_lo(beta_bits);
   finish_chunk(slot, A, QK, lane < valid ? sigmoid_neg_log2(-kLog2e * logit) : 0.0f, lane);
   share<P>(&slot.extras, sizeof(Extras), smem.full[slot_index], rank, lane);
@@ -291,7 +288,7 @@ __device__ __forceinline__ void produce(const FwdParams& p, Smem<P>& smem, int r
       head = work.head;
       gate = make_gate(p, head, lane);
     }
-    prepare_chunk(smem, pos.slot, smem.scratch[warp], gate, p.scale, at, beta_bits, valid, rank, lane);
+    prepare_chunk(smem, pos.slot, gate, p.scale, at, beta_bits, valid, rank, lane);
     mbarrier_arrive(smem_addr(&smem.full[pos.slot]));
     pos.advance(P::kStride);
   }
