@@ -33,6 +33,15 @@ __device__ __forceinline__ ConsumerAddr<P::kTilesM> make_consumer_addr(int warp,
   for (int m = 0; m < kTilesM; ++m)
     at.v[m] = v_offset<P::kRows>((lane & 7) + 8 * (lane >> 4), (warp * kTilesM + m) * 2 + ((lane >> 3) & 1));
   at.out = v_offset<P::kRows>(out_row<kTilesM>(lane), warp * kPieces<kTilesM> + lane % kPieces<kTilesM>);
+  if constexpr (kTilesM == 1) {  // else the compiler computes them again for each chunk, though registers are left
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      at.frag.rows_first[i] = opaque(at.frag.rows_first[i]);
+      at.frag.cols_first[i] = opaque(at.frag.cols_first[i]);
+    }
+    at.v[0] = opaque(at.v[0]);
+    at.out = opaque(at.out);
+  }
   return at;
 }
 
@@ -89,12 +98,11 @@ __device__ __forceinline__ void zero(float (&acc)[kTilesM][2][4]) {
 }
 
 // Two neighbouring n-tiles of an accumulator are one A operand.
-__device__ __forceinline__ void to_operand(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4],
-                                           float scale = 1.0f) {
-  a[0] = pack_bf16(left[0] * scale, left[1] * scale);
-  a[1] = pack_bf16(left[2] * scale, left[3] * scale);
-  a[2] = pack_bf16(right[0] * scale, right[1] * scale);
-  a[3] = pack_bf16(right[2] * scale, right[3] * scale);
+__device__ __forceinline__ void to_operand(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4]) {
+  a[0] = pack_bf16(left[0], left[1]);
+  a[1] = pack_bf16(left[2], left[3]);
+  a[2] = pack_bf16(right[0], right[1]);
+  a[3] = pack_bf16(right[2], right[3]);
 }
 
 // acc[v][token] += S tile^T over one block of 16 channels.
@@ -161,7 +169,7 @@ __device__ __forceinline__ void write_output(const Slot<P>& slot, const float (&
 #pragma unroll
   for (int m = 0; m < P::kTilesM; ++m) {
     uint32_t r[4];
-    to_operand(r, o[m][0], o[m][1], kUnscale);
+    to_operand(r, o[m][0], o[m][1]);
     stmatrix_x4_trans(smem_addr(slot.tiles.v()) + at.v[m], r);
   }
   __syncwarp();

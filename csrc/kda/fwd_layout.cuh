@@ -14,8 +14,10 @@ constexpr int kHalfChannels = kDim / 2;
 constexpr int kWarp = 32;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNormEps = 1e-6f;
-// Consumers hold the state times 2^-58: k^ exp(-G) reaches 2^115, and what it is multiplied with is to stay in range.
-constexpr float kScale = 0x1p-58f, kUnscale = 0x1p58f;
+// Consumers hold the state times 2^-32: k^ exp(-G) reaches 2^115, and its product with U is to stay in range up to U =
+// 2^44. beta in a slot is times 2^-32 as well, hence R and U; Qd is times 2^32, hence P, and the output is as it should
+// be.
+constexpr float kScale = 0x1p-32f, kUnscale = 0x1p32f;
 
 // ---- blocks -------------------------------------------------------------------------------------
 // How a block works. The kShare blocks of a cluster walk the same tokens of one value head together: each prepares

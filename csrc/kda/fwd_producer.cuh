@@ -246,7 +246,7 @@ template <typename P>
 __device__ __forceinline__ void prepare_chunk(Smem<P>& smem, int slot_index, const Gate& gate, float scale,
                                               const FragAddr& at, uint16_t beta_bits, int valid, int rank, int lane) {
   const Slot<P> slot = slot_of(smem, slot_index);
-  store_norms(slot, scale, at, lane);
+  store_norms(slot, scale * kUnscale, at, lane);
   __syncwarp();  // norms; also the last reads of raw q and k by other lanes
 #pragma unroll 1
   for (int half = 0; half < kHalves; ++half) {
