@@ -135,7 +135,7 @@ __device__ __forceinline__ void residual(const Slot<P>& slot, uint32_t v_at, int
     }
 }
 
-// S = (S + U^T k^ exp(-G)) gam.
+// S = (S + U^T Ki) gam.
 template <typename P>
 __device__ __forceinline__ void update_state(const Slot<P>& slot, const uint32_t (&u)[P::kTilesM][4],
                                              const FragAddr& at, int lane, float (&S)[P::kTilesM][kTilesN][4]) {

@@ -14,7 +14,7 @@ constexpr int kHalfChannels = kDim / 2;
 constexpr int kWarp = 32;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNormEps = 1e-6f;
-// Consumers hold the state times 2^-32: k^ exp(-G) reaches 2^115, and its product with U is to stay in range up to U =
+// Consumers hold the state times 2^-32: Ki reaches 2^115, and its product with U is to stay in range up to U =
 // 2^44. beta in a slot is times 2^-32 as well, hence R and U; Qd is times 2^32, hence P, and the output is as it should
 // be.
 constexpr float kScale = 0x1p-32f, kUnscale = 0x1p32f;
@@ -107,7 +107,7 @@ __device__ __forceinline__ int v_offset(int row, int piece) {
   return tile_offset(row, piece);
 }
 
-// k, g and q arrive raw and become Kd, k^ exp(-G) and Qd in place: each lane rewrites exactly the words it read. The
+// k, g and q arrive raw and become Kd, Ki and Qd in place: each lane rewrites exactly the words it read. The
 // output later overwrites v, each warp its own columns.
 template <typename P>
 struct Tiles {

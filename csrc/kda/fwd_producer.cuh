@@ -1,4 +1,4 @@
-// Producer warps: raw q, k, g, beta of a chunk -> Qd, Kd, k^ exp(-G), decays, X - I and P in a slot.
+// Producer warps: raw q, k, g, beta of a chunk -> Qd, Kd, Ki, decays, X - I and P in a slot; see docs/numerics.md.
 #pragma once
 
 #include "fwd_layout.cuh"
@@ -88,7 +88,7 @@ __device__ __forceinline__ void cumulative_gate(const uint8_t* g_tile, const Gat
 template <typename P>
 constexpr int kBatch = P::kRows < kDim ? 4 : 1;
 
-// Raw q, k, g of one half -> Qd, Kd, k^ exp(-G) in place, chunk decay to the slot.
+// Raw q, k, g of one half -> Qd, Kd, Ki in place, chunk decay to the slot.
 template <typename P>
 __device__ __forceinline__ void scale_operands(const Slot<P>& slot, const float2 (&G)[kChunk], int half, int lane) {
   const float2 gam = make_float2(ex2(G[kChunk - 1].x), ex2(G[kChunk - 1].y));

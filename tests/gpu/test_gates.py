@@ -46,6 +46,16 @@ def test_gate_logits_beyond_reason(logit: float) -> None:
     check(with_gate(plain(40), logit))
 
 
+@pytest.mark.parametrize("logit", [AT_BOUND, NEAR_ZERO])
+@pytest.mark.parametrize("size", [2.0**-40, 2.0**30])
+def test_sizes_of_v_and_scale(size: float, logit: float) -> None:
+    """Inside the kernels U meets exp(80): both ends of what v and the state may be, and of the scale."""
+    p = with_gate(plain(), logit)
+    assert p.initial_state is not None
+    check(p.with_(v=p.v * size, initial_state=p.initial_state * size))
+    check(p.with_(scale=p.scale * size))
+
+
 @pytest.mark.parametrize("lower_bound", [-5.0, -2.5, -1.0, -0.01])
 def test_lower_bound(lower_bound: float) -> None:
     check(make(2, TOKENS, 2, lower_bound=lower_bound))
