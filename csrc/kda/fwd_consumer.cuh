@@ -135,56 +135,64 @@ __device__ __forceinline__ void residual(const Slot<P>& slot, uint32_t v_at, int
     }
 }
 
-// S = (S + U^T Ki) gam.
+// S = (S + U^T Ki) gam, over one block of 16 channels.
 template <typename P>
-__device__ __forceinline__ void update_state(const Slot<P>& slot, const uint32_t (&u)[P::kTilesM][4],
+__device__ __forceinline__ void update_state(const Slot<P>& slot, int kb, const uint32_t (&u)[P::kTilesM][4],
                                              const FragAddr& at, int lane, float (&S)[P::kTilesM][kTilesN][4]) {
-  const float4* gam = reinterpret_cast<const float4*>(slot.extras.gam + (lane & 3) * kGamGroup);
+  const float4 decay = reinterpret_cast<const float4*>(slot.extras.gam + (lane & 3) * kGamGroup)[kb];
+  uint32_t b[4];
+  ldmatrix_x4_trans(b, frag_addr(smem_addr(slot.tiles.g()), at.rows_first, kb));
 #pragma unroll
-  for (int jp = 0; jp < kTilesN / 2; ++jp) {
-    const float4 decay = gam[jp];
-    uint32_t b[4];
-    ldmatrix_x4_trans(b, frag_addr(smem_addr(slot.tiles.g()), at.rows_first, jp));
+  for (int m = 0; m < P::kTilesM; ++m)
 #pragma unroll
-    for (int m = 0; m < P::kTilesM; ++m)
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        float (&acc)[4] = S[m][2 * jp + n];
-        const float dx = n == 0 ? decay.x : decay.z, dy = n == 0 ? decay.y : decay.w;
-        mma_bf16(acc, u[m], b[2 * n], b[2 * n + 1]);
-        acc[0] *= dx;
-        acc[1] *= dy;
-        acc[2] *= dx;
-        acc[3] *= dy;
-      }
-  }
+    for (int n = 0; n < 2; ++n) {
+      float (&acc)[4] = S[m][2 * kb + n];
+      const float dx = n == 0 ? decay.x : decay.z, dy = n == 0 ? decay.y : decay.w;
+      mma_bf16(acc, u[m], b[2 * n], b[2 * n + 1]);
+      acc[0] *= dx;
+      acc[1] *= dy;
+      acc[2] *= dx;
+      acc[3] *= dy;
+    }
 }
 
-// Output tile through this warp's own columns of the v tile, then 16-byte stores, eight rows apart. `dst` is where this
-// lane's first piece goes.
+// The output tile, into this warp's own columns of the v tile.
 template <typename P>
-__device__ __forceinline__ void write_output(const Slot<P>& slot, const float (&o)[P::kTilesM][2][4],
-                                             const ConsumerAddr<P::kTilesM>& at, uint8_t* dst, int64_t row_bytes,
-                                             int valid, int lane) {
+__device__ __forceinline__ void stage_output(const Slot<P>& slot, const float (&o)[P::kTilesM][2][4],
+                                             const ConsumerAddr<P::kTilesM>& at) {
 #pragma unroll
   for (int m = 0; m < P::kTilesM; ++m) {
     uint32_t r[4];
     to_operand(r, o[m][0], o[m][1]);
     stmatrix_x4_trans(smem_addr(slot.tiles.v()) + at.v[m], r);
   }
-  __syncwarp();
-  const int row = out_row<P::kTilesM>(lane);
-#pragma unroll
-  for (int i = 0; i < P::kTilesM; ++i) {
-    const uint4 x = *reinterpret_cast<const uint4*>(slot.tiles.v() + at.out + i * 8 * kRowBytes);
-    if (row + 8 * i < valid) *reinterpret_cast<uint4*>(dst + 8 * i * row_bytes) = x;
-  }
 }
 
+// From there, in 16-byte pieces, eight rows apart.
 template <typename P>
-__device__ __forceinline__ void consume_chunk(const Slot<P>& slot, float (&S)[P::kTilesM][kTilesN][4],
-                                              const ConsumerAddr<P::kTilesM>& at, uint8_t* dst, int64_t row_bytes,
-                                              int valid, int lane) {
+__device__ __forceinline__ void fetch_output(const Slot<P>& slot, const ConsumerAddr<P::kTilesM>& at,
+                                             uint4 (&out)[P::kTilesM]) {
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < P::kTilesM; ++i)
+    out[i] = *reinterpret_cast<const uint4*>(slot.tiles.v() + at.out + i * 8 * kRowBytes);
+}
+
+// To memory; `dst` is where this lane's first piece goes.
+template <int kTilesM>
+__device__ __forceinline__ void store_output(const uint4 (&out)[kTilesM], uint8_t* dst, int64_t row_bytes, int valid,
+                                             int lane) {
+  const int row = out_row<kTilesM>(lane);
+#pragma unroll
+  for (int i = 0; i < kTilesM; ++i)
+    if (row + 8 * i < valid) *reinterpret_cast<uint4*>(dst + 8 * i * row_bytes) = out[i];
+}
+
+// Returns whether the next chunk's operands have arrived (if not, they may have by now).
+template <typename P>
+__device__ __forceinline__ bool consume_chunk(const Slot<P>& slot, uint32_t next_full, uint32_t next_parity,
+                                              float (&S)[P::kTilesM][kTilesN][4], const ConsumerAddr<P::kTilesM>& at,
+                                              uint8_t* dst, int64_t row_bytes, int valid, int lane) {
   // The second half of Qd S^T waits in registers (its operand, 16 an m-tile) to run while R and U are formed; holding
   // all of S in bf16 instead would spill.
   constexpr int kTilesM = P::kTilesM;
@@ -202,10 +210,10 @@ __device__ __forceinline__ void consume_chunk(const Slot<P>& slot, float (&S)[P:
     state_product(kd, kb, s16, at.frag, r);
     if (P::kOutput && kb < kHeld) state_product(qd, kb, s16, at.frag, o);
   }
-#pragma unroll
-  for (int m = 0; m < kTilesM; ++m) residual(slot, at.v[m], lane, r[m]);
   const uint4 fa = slot.extras.frag_a[lane];
   const uint2 fb = slot.extras.frag_b[lane];
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m) residual(slot, at.v[m], lane, r[m]);
   uint32_t u[kTilesM][4];
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m) {
@@ -220,11 +228,23 @@ __device__ __forceinline__ void consume_chunk(const Slot<P>& slot, float (&S)[P:
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m) {
     to_operand(u[m], r[m][0], r[m][1]);
+    if constexpr (!P::kOutput) continue;
     mma_bf16(o[m][0], u[m], fa.w, 0u);
     mma_bf16(o[m][1], u[m], fb.x, fb.y);
   }
-  update_state(slot, u, at.frag, lane, S);
-  if constexpr (P::kOutput) write_output(slot, o, at, dst, row_bytes, valid, lane);
+  // Shared memory answers after some thirty clocks, so its answers are asked for early: the output is staged, fetched
+  // and stored, and the next chunk's barrier read, among the blocks of the update.
+  bool ready = false;
+  uint4 out[kTilesM];
+#pragma unroll
+  for (int kb = 0; kb < kBlocks; ++kb) {
+    update_state(slot, kb, u, at.frag, lane, S);
+    if (P::kOutput && kb == 1) stage_output(slot, o, at);
+    if (kb == 3) ready = mbarrier_test(next_full, next_parity);
+    if (P::kOutput && kb == 4) fetch_output(slot, at, out);
+  }
+  if constexpr (P::kOutput) store_output(out, dst, row_bytes, valid, lane);
+  return ready;
 }
 
 template <typename P>
@@ -275,7 +295,7 @@ template <typename P>
 __device__ __forceinline__ void release(Smem<P>& smem, RingPosition<P::kSlots>& pos, int rank, int lane) {
   mbarrier_arrive(smem_addr(&smem.empty[pos.slot]));
   if constexpr (P::kShare > 1) {
-    if constexpr (!P::kOutput) __syncwarp();  // lane 0 speaks for all; with outputs write_output has had one
+    __syncwarp();  // lane 0 speaks for all
     const int owner = static_cast<unsigned>(pos.slot) % P::kShare;
     if (owner != rank && lane == 0) mbarrier_arrive_remote(smem_addr(&smem.empty[pos.slot]), owner);
   }
@@ -306,9 +326,14 @@ __device__ __forceinline__ void consume(const FwdParams& p, Smem<P>& smem, int r
         release(smem, pos, rank, lane);
       }
     } else {
-      for (int left = w.length; left > 0; left -= kChunk) {
-        mbarrier_wait(smem_addr(&smem.full[pos.slot]), pos.parity);
-        consume_chunk(slot_of(smem, pos.slot), S, at, dst, row_bytes, left, lane);
+      bool ready = false;
+      // To the compiler what comes from shared memory may differ between lanes; a shuffle's result does not.
+      for (int left = __shfl_sync(0xffffffffu, w.length, 0); left > 0; left -= kChunk) {
+        if (!ready) mbarrier_wait(smem_addr(&smem.full[pos.slot]), pos.parity);
+        auto next = pos;
+        next.advance(1);
+        ready = consume_chunk(slot_of(smem, pos.slot), smem_addr(&smem.full[next.slot]), next.parity, S, at, dst,
+                              row_bytes, left, lane);
         release(smem, pos, rank, lane);
         dst += kChunk * row_bytes;
       }
