@@ -135,20 +135,31 @@ __device__ __forceinline__ void residual(const Slot<P>& slot, uint32_t v_at, int
     }
 }
 
-// S = (S + U^T Ki) gam, over one block of 16 channels.
+// What the update takes for one block of 16 channels.
+struct UpdateOperands {
+  float4 gam;
+  uint32_t ki[4];
+};
+
 template <typename P>
-__device__ __forceinline__ void update_state(const Slot<P>& slot, int kb, const uint32_t (&u)[P::kTilesM][4],
-                                             const FragAddr& at, int lane, float (&S)[P::kTilesM][kTilesN][4]) {
-  const float4 decay = reinterpret_cast<const float4*>(slot.extras.gam + (lane & 3) * kGamGroup)[kb];
-  uint32_t b[4];
-  ldmatrix_x4_trans(b, frag_addr(smem_addr(slot.tiles.g()), at.rows_first, kb));
+__device__ __forceinline__ UpdateOperands load_update(const Slot<P>& slot, int kb, const FragAddr& at, int lane) {
+  UpdateOperands x;
+  x.gam = reinterpret_cast<const float4*>(slot.extras.gam + (lane & 3) * kGamGroup)[kb];
+  ldmatrix_x4_trans(x.ki, frag_addr(smem_addr(slot.tiles.g()), at.rows_first, kb));
+  return x;
+}
+
+// S = (S + U^T Ki) gam, over that block.
+template <int kTilesM>
+__device__ __forceinline__ void update_state(const UpdateOperands& x, int kb, const uint32_t (&u)[kTilesM][4],
+                                             float (&S)[kTilesM][kTilesN][4]) {
 #pragma unroll
-  for (int m = 0; m < P::kTilesM; ++m)
+  for (int m = 0; m < kTilesM; ++m)
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       float (&acc)[4] = S[m][2 * kb + n];
-      const float dx = n == 0 ? decay.x : decay.z, dy = n == 0 ? decay.y : decay.w;
-      mma_bf16(acc, u[m], b[2 * n], b[2 * n + 1]);
+      const float dx = n == 0 ? x.gam.x : x.gam.z, dy = n == 0 ? x.gam.y : x.gam.w;
+      mma_bf16(acc, u[m], x.ki[2 * n], x.ki[2 * n + 1]);
       acc[0] *= dx;
       acc[1] *= dy;
       acc[2] *= dx;
@@ -197,6 +208,7 @@ __device__ __forceinline__ bool consume_chunk(const Slot<P>& slot, uint32_t next
   // all of S in bf16 instead would spill.
   constexpr int kTilesM = P::kTilesM;
   constexpr int kHeld = kBlocks / 2;
+  constexpr int kAhead = 2;
   const uint32_t kd = smem_addr(slot.tiles.k()), qd = smem_addr(slot.tiles.q());
   uint32_t held[kHeld][kTilesM][4];
   float r[kTilesM][2][4], o[kTilesM][2][4];
@@ -225,6 +237,9 @@ __device__ __forceinline__ bool consume_chunk(const Slot<P>& slot, uint32_t next
 #pragma unroll
     for (int kb = kHeld; kb < kBlocks; ++kb) state_product(qd, kb, held[kb % kHeld], at.frag, o);
   }
+  UpdateOperands update[kBlocks];
+#pragma unroll
+  for (int kb = 0; kb < kAhead; ++kb) update[kb] = load_update(slot, kb, at.frag, lane);
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m) {
     to_operand(u[m], r[m][0], r[m][1]);
@@ -232,13 +247,14 @@ __device__ __forceinline__ bool consume_chunk(const Slot<P>& slot, uint32_t next
     mma_bf16(o[m][0], u[m], fa.w, 0u);
     mma_bf16(o[m][1], u[m], fb.x, fb.y);
   }
-  // Shared memory answers after some thirty clocks, so its answers are asked for early: the output is staged, fetched
-  // and stored, and the next chunk's barrier read, among the blocks of the update.
+  // Shared memory answers after some thirty clocks, so what it is asked for is asked early: the operands of a block of
+  // the update two blocks ahead of it, the output's pieces and the next chunk's barrier among the blocks.
   bool ready = false;
   uint4 out[kTilesM];
 #pragma unroll
   for (int kb = 0; kb < kBlocks; ++kb) {
-    update_state(slot, kb, u, at.frag, lane, S);
+    if (kb + kAhead < kBlocks) update[kb + kAhead] = load_update(slot, kb + kAhead, at.frag, lane);
+    update_state(update[kb], kb, u, S);
     if (P::kOutput && kb == 1) stage_output(slot, o, at);
     if (kb == 3) ready = mbarrier_test(next_full, next_parity);
     if (P::kOutput && kb == 4) fetch_output(slot, at, out);
