@@ -34,7 +34,7 @@ MIN_SEGMENT = MIN_SEGMENT_CHUNKS * CHUNK  # tokens
 OUTPUTS = {"kda_fwd_kernel": "whole", "kda_fwd_half_kernel": "half", "kda_fwd_quarter_kernel": "quarter"}
 KERNELS = {cost: name for name, cost in OUTPUTS.items()}
 STATE, SCAN = "kda_fwd_state_kernel", "kda_fwd_scan_kernel"
-COSTS = ("whole", "half", "quarter", "state", "scan_step", "pass", "cut")
+COSTS = ("whole", "half", "quarter", "state", "scan_step", "uncut", "cut")
 
 TOLERANCE = 0.25  # of a measured cost against the header's
 STRAIGHT = 0.1  # how far a time may lie from its line
@@ -81,7 +81,7 @@ class Point:
 def points(sms: int) -> list[Point]:
     """Every call of the measurement for a GPU of so many multiprocessors (H200: 96, 64, 32 and 8 heads).
 
-    All of a kernel's blocks run at once, so that its time is a pass and a number of chunks.
+    All of a kernel's blocks run at once, so that its time is a fixed one and a number of chunks.
     """
     found = []
     for what, heads in (("whole", min(96, sms)), ("half", min(64, sms // 2)), ("quarter", min(32, sms // 4))):
@@ -197,16 +197,16 @@ def lines_of(measured: Sequence[dict[str, Any]]) -> dict[str, Line]:
 def left_over(row: dict[str, Any], costs: dict[str, float]) -> float:
     """What of a call with segments the other costs do not explain: its `cut`."""
     output = OUTPUTS[list(row["us"])[-1]]
-    passes = 2 * costs["pass"] + row["chunks"] * (costs["state"] + costs[output])
-    return float(row["call_us"] - passes - row["segments"] * costs["scan_step"])
+    chunks = row["chunks"] * (costs["state"] + costs[output])
+    return float(row["call_us"] - chunks - row["segments"] * costs["scan_step"])
 
 
 def costs_of(measured: Sequence[dict[str, Any]]) -> tuple[dict[str, float], dict[str, Line]]:
     """The costs, as far as the points give them, and the lines they are from."""
     lines = lines_of(measured)
     costs = {("scan_step" if what == "scan" else what): line.slope for what, line in lines.items()}
-    if starts := [line.intercept for what, line in lines.items() if what != "scan"]:
-        costs["pass"] = statistics.median(starts)
+    if starts := [line.intercept for what, line in lines.items() if what in KERNELS]:
+        costs["uncut"] = statistics.median(starts)
     cut = [row for row in measured if row["what"] == "state"]
     if cut and set(costs) == set(COSTS) - {"cut"}:
         costs["cut"] = statistics.median(left_over(row, costs) for row in cut)

@@ -11,9 +11,9 @@ fitted with the least relative errors.
     whole, half, quarter  slope of the kernel's time over chunks: 96, 64 and 32 heads, never cut
     state                 the same over the chunks of a segment: 8 heads, as many segments as run at once
     scan_step             slope of the scan's time over the number of segments
-    pass                  median of the four kernels' intercepts: what a pass costs besides its chunks
-    cut                   a call of `state`, from the start of its first kernel to the end of its last, less
-                          what the costs above make of it: two passes, the chunks of a segment in both, a
+    uncut                 median of the first three kernels' intercepts: what a call takes besides its chunks
+    cut                   the same of a call with segments: a call of `state`, from the start of its first
+                          kernel to the end of its last, less the chunks of a segment in both passes and a
                           step of the scan for each segment. It holds the launches, the start of the scan and
                           every error of the others; median over the lengths
 

@@ -21,8 +21,8 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return encode;
 }
 
-// A map whose boxes have `parts` times `columns` channels. False where TMA cannot address the tensor so: no tokens, a
-// stride that is not positive, or a driver without the function.
+// A map whose boxes have `parts` times `columns` channels. False where TMA cannot address the tensor so: a stride that
+// is not positive, or a driver without the function.
 inline bool make_map(const FwdParams& p, const void* data, const Strides& s, int heads, cuuint32_t columns,
                      cuuint32_t parts, CUtensorMap& map) {
   const auto encode = tensor_map_encoder();
@@ -45,6 +45,7 @@ inline bool make_map(const FwdParams& p, const void* data, const Strides& s, int
 
 inline FwdMaps make_maps(const FwdParams& p) {
   FwdMaps maps{};
+  if (p.batch * p.seqlen == 0) return maps;  // the driver takes no empty tensor
   const int heads = p.heads_v, heads_qk = p.heads_v / p.heads_per_group;
   const cuuint32_t part = p.plan.split == 4 ? 32 : 64;
   maps.usable =

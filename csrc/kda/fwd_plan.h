@@ -27,10 +27,10 @@ struct FwdSize {
   int sms;             // multiprocessors of the GPU
 };
 
-// Microseconds on an H200: of a chunk, by kernel; of a step of the scan; of a pass besides its chunks; of cutting at
-// all. Only their ratios matter. benchmarks/bench_plan.py measures them again.
+// Microseconds on an H200: of a chunk, by kernel; of a step of the scan; of a call without segments and one with them,
+// besides those. Only their ratios matter. benchmarks/bench_plan.py measures them again.
 struct FwdCosts {
-  double whole = 1.0, half = 0.65, quarter = 0.48, state = 0.62, scan_step = 2.2, pass = 8.0, cut = 5.0;
+  double whole = 0.93, half = 0.61, quarter = 0.44, state = 0.6, scan_step = 1.6, uncut = 13, cut = 25;
 };
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -80,7 +80,7 @@ inline FwdPlan plan_fwd(const FwdSize& s) {
   const int64_t chunks = ceil_div(s.total_tokens / s.num_sequences, kChunk);
   // Packed sequences differ in length: where they are not cut, the longest is taken to be twice the mean.
   const double longest = static_cast<double>(chunks) * (s.packed && s.num_sequences > 1 ? 2 : 1);
-  double least = longest * chunk_cost(c, best.split) + c.pass;
+  double least = longest * chunk_cost(c, best.split) + c.uncut;
   // From three on: of two segments the second could start only when the first has ended. In shorter ones than the
   // smallest fixed costs rule; 64 segments keep the scan short.
   for (int64_t n = 3; n <= 64 && chunks / n >= kMinSegmentChunks; ++n) {
@@ -91,7 +91,7 @@ inline FwdPlan plan_fwd(const FwdSize& s) {
     const double states = waves(heads * (n - 1), s.sms / 2, chunks_each * c.state);
     const double outputs = waves(heads * n, s.sms / plan.split, chunks_each * chunk_cost(c, plan.split));
     const double scan = waves(heads * kScanParts, s.sms, static_cast<double>(n) * c.scan_step);
-    const double time = states + scan + outputs + 2 * c.pass + c.cut;
+    const double time = states + scan + outputs + c.cut;
     if (time < least) {
       least = time;
       best = plan;

@@ -47,9 +47,9 @@ def test_gate_logits_beyond_reason(logit: float) -> None:
 
 
 @pytest.mark.parametrize("logit", [AT_BOUND, NEAR_ZERO])
-@pytest.mark.parametrize("size", [2.0**-40, 2.0**30])
+@pytest.mark.parametrize("size", [2.0**-30, 2.0**30])
 def test_sizes_of_v_and_scale(size: float, logit: float) -> None:
-    """Inside the kernels U meets exp(80): both ends of what v and the state may be, and of the scale."""
+    """Inside the kernels U meets exp(80): both ends of what docs/numerics.md promises."""
     p = with_gate(plain(), logit)
     assert p.initial_state is not None
     check(p.with_(v=p.v * size, initial_state=p.initial_state * size))

@@ -32,8 +32,8 @@ COSTS = {
     "quarter": 0.5,
     "state": 0.6,
     "scan_step": 2.0,
-    "pass": 9.0,
-    "cut": 4.0,
+    "uncut": 9.0,
+    "cut": 24.0,
 }
 FACTS = {"driver": "1", "date": "2026-01-01T00:00Z", "commit": None, "wheel_sha256": None, "versions": {}}
 
@@ -50,11 +50,12 @@ def test_sizes_are_the_headers() -> None:
 def spans(point: _plan.Point, costs: dict[str, float], start: float = 0.0) -> list[_plan.Span]:
     """One call. Later kernels start while the one before still runs, as they do."""
     if point.segment_tokens == 0:
-        end = start + costs["pass"] + point.chunks * costs[point.what]
+        end = start + costs["uncut"] + point.chunks * costs[point.what]
         return [_plan.Span(_plan.KERNELS[point.what], start, end)]
-    state = start + costs["pass"] + point.chunks * costs["state"]
-    scan = state + costs["cut"] + point.segments * costs["scan_step"]
-    output = scan + costs["pass"] + point.chunks * costs["whole"]
+    each = costs["cut"] / 3
+    state = start + each + point.chunks * costs["state"]
+    scan = state + each + point.segments * costs["scan_step"]
+    output = scan + each + point.chunks * costs["whole"]
     return [
         _plan.Span(_plan.STATE, start, state),
         _plan.Span(_plan.SCAN, start + 1.0, scan),
@@ -118,9 +119,9 @@ def test_calls_and_the_time_that_is_a_kernels_own() -> None:
     calls = _plan.calls_of(reversed(many(point, COSTS)))
     assert len(calls) == 12 and all(len(call) == 3 for call in calls)
     state, scan, output = _plan.own_times(calls[0])
-    assert math.isclose(state, 9.0 + 0.6 * point.chunks)
-    assert math.isclose(scan, 4.0 + 2.0 * point.segments)
-    assert math.isclose(output, 9.0 + 1.1 * point.chunks)
+    assert math.isclose(state, 8.0 + 0.6 * point.chunks)
+    assert math.isclose(scan, 8.0 + 2.0 * point.segments)
+    assert math.isclose(output, 8.0 + 1.1 * point.chunks)
 
 
 def test_a_gap_between_kernels_belongs_to_neither() -> None:
@@ -219,9 +220,9 @@ def test_one_slow_call_does_not_make_the_cut() -> None:
     assert math.isclose(_plan.costs_of(rows)[0]["cut"], COSTS["cut"])
 
 
-def test_the_start_of_the_scan_is_no_pass() -> None:
-    costs, _ = _plan.costs_of([row for row in measured(COSTS) if row["what"] in ("whole", "scan")])
-    assert math.isclose(costs["pass"], COSTS["pass"])
+def test_the_start_of_a_cut_calls_kernels_is_not_of_an_uncut_one() -> None:
+    costs, _ = _plan.costs_of([row for row in measured(COSTS) if row["what"] in ("whole", "state", "scan")])
+    assert math.isclose(costs["uncut"], COSTS["uncut"])
 
 
 def test_times_that_are_no_line_are_a_problem() -> None:
@@ -237,7 +238,7 @@ def test_the_headers_constants_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "struct FwdCosts { double whole = 1; };", HEADER.replace("pass =", "a =")]
+    "text", ["", "struct FwdCosts { double whole = 1; };", HEADER.replace("uncut =", "a =")]
 )
 def test_a_header_with_other_constants_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected whole, half"):
@@ -278,7 +279,7 @@ def test_the_result_and_its_tables() -> None:
     assert result["problems"] == [] and result["device"] == "NVIDIA H200" and result["sms"] == H200
     assert {"driver", "torch", "date", "commit", "wheel_sha256", "versions"} <= set(result)
     assert {(row["tokens"], row["heads"]) for row in result["points"]} >= {(1024, 96), (8192, 32), (4608, 8)}
-    assert len(result["cuts"]) == 4 and all(math.isclose(cut, 4.0) for cut in result["cuts"])
+    assert len(result["cuts"]) == 4 and all(math.isclose(cut, 24.0) for cut in result["cuts"])
     assert math.isclose(result["worst"], 1.5)
     table = _plan.cost_table(result).splitlines()
     assert table[1].split() == ["whole", "1.100", "1.100", "1.00"]
