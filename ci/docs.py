@@ -213,9 +213,9 @@ def steps_table(path: Path = STEPS, steps_file: Path = steps.PATH) -> str:
         "Time over that of the step before; ms for the first step and the last. "
         "`-`: no time of this step, or none of the one before.\n\n"
     )
-    head = ("step", "expected", *(shape(row) for row in rows))
+    head = ("step", "expected", *(shape(row) for row in rows), "why")
     columns = [steps.brought(steps.times(listed, found, row)) for row in rows]
-    lines = ((*step.cells, *cells) for step, *cells in zip(listed, *columns, strict=True))
+    lines = ((*step.cells, *cells, step.why) for step, *cells in zip(listed, *columns, strict=True))
     return intro + table(head, lines)
 
 

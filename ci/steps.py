@@ -17,11 +17,12 @@ CASES = ("t8192_h96", "t8192_h32", "t8192_h12", "t8192_h8", "varlen64x128_h32", 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: its commit (ten digits or more), what it is, what was predicted and why."""
+    """One step: its commit (ten digits or more), what it is, what was predicted and why, why it came so."""
 
     commit: str
     name: str
     expected: str
+    why: str
 
     @property
     def cells(self) -> tuple[str, str]:
@@ -35,8 +36,8 @@ def load(path: Path = PATH) -> list[Step]:
     found = []
     for entry in top.tables("step"):
         commit = entry.text("commit", r"[0-9a-f]{10,40}", "ten to forty digits of a commit")
-        name, expected = (entry.text(key, r"[^|\n]+", "a line without |") for key in ("name", "expected"))
-        found.append(Step(commit, name, expected))
+        texts = (entry.text(key, r"[^|\n]+", "a line without |") for key in ("name", "expected", "why"))
+        found.append(Step(commit, *texts))
         entry.done()
     top.done()
     return found

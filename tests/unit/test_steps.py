@@ -229,7 +229,11 @@ def test_every_step_is_a_commit_of_the_history_in_its_order() -> None:
         ('commit = "3f8c260"', "'commit': expected ten to forty digits"),
         ('commit = "3f8c260662"\nname = "a|b"', "'name': expected a line without"),
         ('commit = "3f8c260662"\nname = "a"', "key 'expected' is missing"),
-        ('commit = "3f8c260662"\nname = "a"\nexpected = "b"\nbrought = "c"', "unknown key 'brought'"),
+        ('commit = "3f8c260662"\nname = "a"\nexpected = "b"', "key 'why' is missing"),
+        (
+            'commit = "3f8c260662"\nname = "a"\nexpected = "b"\nwhy = "c"\nbrought = "d"',
+            "unknown key 'brought'",
+        ),
     ],
 )
 def test_steps_that_cannot_stand_in_the_table_are_refused(line: str, said: str, tmp_path: Path) -> None:
@@ -276,9 +280,12 @@ def result_file(folder: Path, commits: list[str], cases: tuple[str, ...] = steps
 @pytest.fixture
 def two_steps(tmp_path: Path) -> Path:
     path = tmp_path / "steps.toml"
-    entries = ((OLD[:10], "first", "nothing"), (NEW[:10], "second", "half"))
+    entries = ((OLD[:10], "first", "nothing", "first"), (NEW[:10], "second", "half", "so"))
     path.write_text(
-        "".join(f'[[step]]\ncommit = "{c}"\nname = "{n}"\nexpected = "{e}"\n' for c, n, e in entries)
+        "".join(
+            f'[[step]]\ncommit = "{c}"\nname = "{n}"\nexpected = "{e}"\nwhy = "{w}"\n'
+            for c, n, e, w in entries
+        )
     )
     return path
 
@@ -291,13 +298,13 @@ def test_the_table_joins_wheels_by_commit(tmp_path: Path, two_steps: Path) -> No
     assert "took 1.010 to 1.010 of its first times" in text
     head, _, first, second = text.split("\n\n")[-1].splitlines()
     assert head.startswith("| step | expected | 1 x 8192, 8 heads | ")
-    assert first == f"| first (`{OLD[:10]}`) | nothing |" + " 4.000 ms |" * 6
-    assert second == f"| second (`{NEW[:10]}`) | half |" + " 0.50 x, 2.000 ms |" * 6
+    assert first == f"| first (`{OLD[:10]}`) | nothing |" + " 4.000 ms |" * 6 + " first |"
+    assert second == f"| second (`{NEW[:10]}`) | half |" + " 0.50 x, 2.000 ms |" * 6 + " so |"
 
 
 def test_changed_sources_are_no_step(tmp_path: Path, two_steps: Path) -> None:
     text = docs.steps_table(result_file(tmp_path, [OLD, NEW + "+dirty"]), two_steps)
-    assert text.splitlines()[-1].endswith("| half |" + " - |" * 6)
+    assert text.splitlines()[-1].endswith("| half |" + " - |" * 6 + " so |")
 
 
 def test_a_run_that_left_a_case_out_is_refused(tmp_path: Path, two_steps: Path) -> None:
