@@ -9,6 +9,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,12 @@ SWEEP_SEGMENTS = (4, 8, 16, 32)
 def read_costs(text: str) -> dict[str, float]:
     """The constants of `FwdCosts` in the header's text; ValueError when they are not those of COSTS."""
     body = re.search(r"struct FwdCosts \{(.*?)\};", text, re.DOTALL)
-    found = dict(re.findall(r"(\w+) = (\d+(?:\.\d*)?)", body[1])) if body else {}
+    found = dict(re.findall(r"(\w+) = ([^,;]+)", body[1])) if body else {}
+    wrong = [
+        name for name, value in found.items() if not re.fullmatch(r"\d+(\.\d*)?", value) or not float(value)
+    ]
+    if wrong:
+        raise ValueError(f"fwd_plan.h: {', '.join(wrong)} of FwdCosts: expected positive decimal numbers")
     if tuple(found) != COSTS:
         raise ValueError(
             f"fwd_plan.h: FwdCosts has {', '.join(found) or 'nothing'}; expected {', '.join(COSTS)}"
@@ -189,7 +195,7 @@ def lines_of(measured: Sequence[dict[str, Any]]) -> dict[str, Line]:
         kernel = {**KERNELS, "state": STATE, "scan": SCAN}[what]
         x = "segments" if what == "scan" else "chunks"
         samples = [(row[x], row["us"][kernel]) for row in rows]
-        if len(samples) > 1:  # else the run ended early, and says so
+        with suppress(ValueError):  # too few: the run ended early; or no times: "not measured" will be said
             found[what] = fit(samples)
     return found
 

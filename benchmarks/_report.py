@@ -20,10 +20,17 @@ FIGURES = ("floor_ms", "ours_ms", "tflops", "gbps", "over_floor")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines a worker managed to write."""
+    """The JSON lines a worker managed to write. One that was cut short is an error among them."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return [_read_line(line) for line in path.read_text(errors="replace").splitlines() if line.strip()]
+
+
+def _read_line(text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        return {"kind": "error", "what": "a line of results", "error": f"cannot be read: {error}"}
 
 
 def of_kind(lines: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

@@ -74,6 +74,7 @@ def prepared(
     device: str = "cuda",
 ) -> Iterator[Run]:
     """A run with these options, and its scratch folder for as long as it lasts."""
+    check_writable(args.json)
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     ours_path = args.ours_path and args.ours_path.resolve()
     with tempfile.TemporaryDirectory(prefix="bench_kda_", dir=base, ignore_cleanup_errors=True) as scratch:
@@ -89,16 +90,35 @@ def prepared(
         )
 
 
-def publish(result: dict[str, Any], path: Path | None, text: str) -> int:
-    """Write the result file where one is asked for, print the tables and the problems; returns the exit
-    code: 1 with a problem."""
-    if path:
+def check_writable(path: Path | None) -> None:
+    """ValueError when a file could not be written there: said before a run, not after."""
+    if path is None:
+        return
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        with path.open("ab"):
+            pass
+        if path.stat().st_size == 0:
+            path.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be written: {error.strerror}; give a file in a folder of yours"
+        ) from error
+
+
+def publish(result: dict[str, Any], path: Path | None, text: str) -> int:
+    """Print the tables and the problems, write the result file where one is asked for; returns the exit code:
+    1 with a problem."""
+    problems = list(result["problems"])
     print(text)
-    for problem in result["problems"]:
+    if path:
+        try:
+            path.write_text(json.dumps(result, indent=1) + "\n")
+        except OSError as error:  # it could be written when the run began
+            problems.append(f"{path} is not written: {error.strerror}")
+    for problem in problems:
         print(f"PROBLEM {problem}")
-    return 1 if result["problems"] else 0
+    return 1 if problems else 0
 
 
 def folder_of(name: str, run: Run) -> Path | None:
@@ -231,13 +251,21 @@ def check_device(device: str) -> None:
         )
 
 
+def sha256_of(wheel: Path) -> str:
+    """Of a wheel; ValueError when it cannot be read."""
+    try:
+        return hashlib.sha256(wheel.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ValueError(f"{wheel} cannot be read: {error.strerror}; expected our wheel") from error
+
+
 def gather_facts(run: Run, wheel: Path | None) -> dict[str, Any]:
     """Everything about the run that no worker knows."""
     installed = installed_facts(run)
     archive = installed.get("direct", {}).get("archive_info", {})
     sha256 = archive.get("hashes", {}).get("sha256")
     if wheel:
-        given = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        given = sha256_of(wheel)
         if sha256 not in (None, given):
             raise ValueError(f"installed flash-kda: sha256 {sha256}, expected {given}; install {wheel}")
         sha256 = given
@@ -254,9 +282,15 @@ def gather_facts(run: Run, wheel: Path | None) -> dict[str, Any]:
     }
 
 
-def source_commit(record: dict[str, Any]) -> str | None:
-    """The build record's commit of the installed package ("+dirty" where it was); None without one."""
-    source = record.get("source", {})
-    if not source.get("commit"):
+def source_commit(record: Any) -> str | None:
+    """The build record's commit of the installed package ("+dirty" where it was); None without one.
+    ValueError for a record that no build of ours writes."""
+    source = record.get("source", {}) if isinstance(record, dict) else None
+    commit = source.get("commit") if isinstance(source, dict) else 0
+    if commit is not None and not isinstance(commit, str):
+        raise ValueError(
+            f"build_record.json: source is {source!r}, expected an object with a commit; reinstall"
+        )
+    if not commit:
         return None
-    return str(source["commit"]) + ("+dirty" if source.get("dirty") else "")
+    return commit + ("+dirty" if source.get("dirty") else "")

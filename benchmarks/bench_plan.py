@@ -59,7 +59,11 @@ def benchmark(args: argparse.Namespace) -> int:
         process = spawn("_plan_worker.py", "plan", "ours", {"sweep": args.sweep}, run)
         problems = wait(process, "plan", run, args.timeout)
         result = build_result(read_lines(run.scratch / "plan.jsonl"), header, facts, problems)
-    return publish(result, args.json, tables(result))
+    if result["points"] or result["sweep"]:
+        return publish(result, args.json, tables(result))
+    return publish(
+        result, None, "nothing was measured" + (f": {args.json} is not written" if args.json else "")
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -32,6 +32,7 @@ from _run import (
     add_dry_run,
     add_options,
     check_device,
+    check_writable,
     end,
     gather_facts,
     prepared,
@@ -74,8 +75,9 @@ def choose(args: argparse.Namespace, peers: Iterable[str]) -> tuple[list[Case], 
         suite = choose_suite(args.suite or "peers")
         return select(suite.cases, load_cases()), load_accuracy() if suite.accuracy else []
     heads = 96 if args.nheads is None else args.nheads
-    name = f"varlen_h{heads}" if args.varlen else f"b{args.batch or 1}_t{args.seqlen}_h{heads}"
-    return [make_case(name, heads, args.batch or 1, args.seqlen or 0, args.varlen, peers)], []
+    batch = 1 if args.batch is None else args.batch
+    name = f"varlen_h{heads}" if args.varlen else f"b{batch}_t{args.seqlen}_h{heads}"
+    return [make_case(name, heads, batch, args.seqlen or 0, args.varlen, peers)], []
 
 
 def accuracy_names(owner: str) -> list[str]:
@@ -163,7 +165,15 @@ def draw_only(args: argparse.Namespace) -> int:
     """Draw an existing result file; nothing runs."""
     if not args.plot:
         raise ValueError("--plot-from has nothing to write; give --plot FILE.png as well")
-    _plot.plot(_plot.load_result(args.plot_from), args.plot)
+    result = _plot.load_result(args.plot_from)
+    try:
+        _plot.plot(result, args.plot)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{args.plot_from} is no result: {error!r}; expected a file that --json wrote"
+        ) from error
+    except OSError as error:
+        raise ValueError(f"{args.plot} cannot be written: {error.strerror}") from error
     return 0
 
 
@@ -172,6 +182,8 @@ def benchmark(args: argparse.Namespace) -> int:
     paths = _peers.choose(args.peers, {"flashkda": args.flashkda_path, "fla": args.fla_path})
     cases, accuracy = choose(args, paths)
     check_device(args.device)
+    check_writable(Path(args.csv) if args.csv and args.csv != "-" else None)
+    check_writable(args.plot)
     if args.tiny:
         cases = [shrink(case) for case in cases]
         accuracy = [replace(line, batch=2, seqlen=40, nheads=1) for line in accuracy]
@@ -179,9 +191,12 @@ def benchmark(args: argparse.Namespace) -> int:
         facts = gather_facts(run, args.wheel)
         results, problems = run_all(run)
     result = build_result(cases, results, {**facts, "problems": problems})
+    measured = any(row["ours_ms"] for row in result["rows"]) or result["accuracy"]
+    code = publish(result, args.json if measured else None, tables(result, csv=args.csv == "-"))
+    if not measured and args.json:
+        print(f"nothing of ours was measured: {args.json} is not written")
     if args.csv and args.csv != "-":
         Path(args.csv).write_text(to_csv(result))
-    code = publish(result, args.json, tables(result, csv=args.csv == "-"))
     if args.plot:
         _plot.plot(result, args.plot)
     return code

@@ -76,7 +76,12 @@ def unpack(path: Path, folder: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             archive.extractall(folder)
-    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        RuntimeError,
+    ) as error:  # the last: encrypted, or unknown
         reason = getattr(error, "strerror", None) or error  # without the path, which is of this machine alone
         raise ValueError(f"cannot be unpacked, expected a wheel: {reason}") from error
     try:

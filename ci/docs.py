@@ -219,6 +219,19 @@ def steps_table(path: Path = STEPS, steps_file: Path = steps.PATH) -> str:
     return intro + table(head, lines)
 
 
+def written(name: str, block: Callable[[], str]) -> str:
+    """A block's text; ConfigError where its file is not what the script writes."""
+    try:
+        return block()
+    except ConfigError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"table {name!r}: its data cannot be read ({error!r}); expected a file that its script wrote.\n"
+            "Next: restore it (git checkout benchmarks/results wheels/records), or run the script again"
+        ) from error
+
+
 def render(text: str, blocks: dict[str, Callable[[], str]]) -> str:
     """`text` with every generated block written anew; ConfigError for a block nobody writes."""
 
@@ -226,7 +239,7 @@ def render(text: str, blocks: dict[str, Callable[[], str]]) -> str:
         name = match[2]
         if name not in blocks:
             raise ConfigError(f"no table is called {name!r}; known: {', '.join(sorted(blocks))}.")
-        return f"{match[1]}{blocks[name]()}{match[3]}"
+        return f"{match[1]}{written(name, blocks[name])}{match[3]}"
 
     return _BLOCK.sub(fill, text)
 

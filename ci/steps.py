@@ -15,6 +15,9 @@ PATH = Path(__file__).resolve().parent.parent / "benchmarks" / "steps.toml"
 CASES = ("t8192_h96", "t8192_h32", "t8192_h12", "t8192_h8", "varlen64x128_h32", "t65536_h8")
 
 
+_TEXT = r"[^|<>\x00-\x1f\x7f]+"  # of a cell: <!-- would end the generated part of the page
+
+
 @dataclass(frozen=True)
 class Step:
     """One step: its commit (ten digits or more), what it is, what was predicted and why, why it came so."""
@@ -36,7 +39,7 @@ def load(path: Path = PATH) -> list[Step]:
     found = []
     for entry in top.tables("step"):
         commit = entry.text("commit", r"[0-9a-f]{10,40}", "ten to forty digits of a commit")
-        texts = (entry.text(key, r"[^|\n]+", "a line without |") for key in ("name", "expected", "why"))
+        texts = (entry.text(key, _TEXT, "a line without |, < or >") for key in ("name", "expected", "why"))
         found.append(Step(commit, *texts))
         entry.done()
     top.done()

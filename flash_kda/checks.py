@@ -26,10 +26,10 @@ SEGMENT_STEP = 16
 MIN_SEGMENT = 256
 MAX_SEGMENT = 2**31 - 17
 
-_FP32_MAX = torch.finfo(torch.float32).max  # the kernels compute with an fp32 scale
+_SCALE_MAX = 2.0**64  # the kernels multiply it by 2^32, in fp32
 _PLAIN = (Tensor, torch.nn.Parameter)
 
-_TAKES_SCALE = "a finite float that fits fp32, or None for K ** -0.5"
+_TAKES_SCALE = "a number from -2^64 to 2^64, or None for K ** -0.5"
 _TAKES_BOUND = "a float in [-5, 0), or None for the softplus gate"
 _TAKES_SEGMENT = (
     f"None (the kernels choose), 0 (never cut), or a multiple of {SEGMENT_STEP} from {MIN_SEGMENT} to "
@@ -85,11 +85,11 @@ def _shown(value: Any) -> str:
 
 
 def check_scale(scale: Any) -> None:
-    """A finite real number that fits fp32, or None for ``K ** -0.5``."""
+    """A real number from -2^64 to 2^64, or None for ``K ** -0.5``."""
     if scale is None:
         return
     _check_number("scale", scale, _TAKES_SCALE)
-    if not -_FP32_MAX <= scale <= _FP32_MAX:  # NaN compares false
+    if not -_SCALE_MAX <= scale <= _SCALE_MAX:  # NaN compares false
         _value_error("scale", _shown(scale), _TAKES_SCALE)
 
 

@@ -46,7 +46,7 @@ def fwd(
         v: bf16 ``[B, T, HV, V]``; HV is a multiple of H, value head h reads q/k head ``h // (HV // H)``.
         g: bf16 ``[B, T, HV, K]``, gate before activation.
         beta: bf16 ``[B, T, HV]``, logits.
-        scale: factor on the normalised q; None means ``K ** -0.5``.
+        scale: factor on the normalised q, at most 2^64 in size; None means ``K ** -0.5``.
         out: bf16 ``[B, T, HV, V]``, written; shares no memory with another argument.
         A_log: fp32 ``[HV]``, logarithm of the gate's rate, or None (zeros).
         dt_bias: fp32 ``[HV, K]`` or ``[HV * K]``, or None (zeros).
@@ -150,7 +150,7 @@ def flash_kda_func(
         beta: bf16 ``[B, T, HV]``, logits: the sigmoid is taken here.
         A_log: fp32 ``[HV]``; None (default) means zeros.
         dt_bias: fp32 ``[HV, K]`` or ``[HV * K]``; None (default) means zeros.
-        scale: factor on the normalised q; None (default) means ``K ** -0.5``.
+        scale: factor on the normalised q, at most 2^64 in size; None (default) means ``K ** -0.5``.
         lower_bound: bound of the decay per token, in [-5, 0), default -5.0; None means the softplus gate,
             which the CUDA kernels do not have.
         initial_state: bf16 or fp32 ``[N, HV, V, K]``, contiguous, not written; None (default) means zeros.

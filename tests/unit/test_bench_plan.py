@@ -245,6 +245,32 @@ def test_a_header_with_other_constants_is_refused(text: str) -> None:
         _plan.read_costs(text)
 
 
+@pytest.mark.parametrize("value", ["0", "1e2", "20 + 5", "-3"])
+def test_a_constant_that_is_no_positive_decimal_number_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="cut of FwdCosts: expected positive decimal"):
+        _plan.read_costs(HEADER.replace("cut = 25", f"cut = {value}"))
+
+
+def test_one_time_that_is_none_costs_its_line_alone() -> None:
+    rows = lines(COSTS)
+    next(row for row in rows if row.get("what") == "half")["us"]["kda_fwd_half_kernel"] = math.nan
+    result = _plan.build_result(rows, COSTS, FACTS, [])
+    assert result["points"] and "half: not measured" in result["problems"]
+    assert not [text for text in result["problems"] if text.startswith(("whole", "state", "scan"))]
+
+
+def test_nothing_measured_leaves_the_older_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    out.write_text("older")
+    stub_run(monkeypatch, [])
+    assert bench_plan.main(["--json", str(out)]) == 1
+    assert out.read_text() == "older" and "is not written" in capsys.readouterr().out
+    assert bench_plan.main(["--json", str(tmp_path)]) == 2
+    assert "cannot be written: Is a directory" in capsys.readouterr().err
+
+
 def sweep(**ms: float) -> list[dict[str, Any]]:
     """Lines of 8 heads and 2048 tokens: the choice, no cuts, two alternatives."""
     kinds = {"chosen": (None, 8), "never": (0, 1), "four": (512, 4), "eight": (256, 8)}

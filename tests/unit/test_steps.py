@@ -125,6 +125,22 @@ def test_a_wheel_of_nobody_is_refused_and_the_older_file_stays(
     assert f"PROBLEM x.whl: {said}" in printed and printed.startswith("nothing was timed: ")
 
 
+@pytest.mark.parametrize("built", ["[]", "null", '{"source": "x"}', '{"source": {"commit": 5}}'])
+def test_a_record_that_no_build_writes_is_a_problem(
+    built: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dry_run(tmp_path / "out.json", fake_wheel(tmp_path / "x.whl", built)) == 1
+    said = capsys.readouterr().out
+    assert "PROBLEM x.whl: build_record.json: source is " in said and "reinstall" in said
+
+
+def test_a_line_that_was_cut_short_is_an_error_among_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"kind": "time", "case": "a", "ms": 1.0}\n{"kind": "ti')
+    first, second = bench_steps.read_lines(path)
+    assert first["ms"] == 1.0 and second["kind"] == "error" and "cannot be read" in second["error"]
+
+
 def test_no_such_wheel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert dry_run(tmp_path / "out.json", tmp_path / "gone.whl") == 1
     said = capsys.readouterr().out
@@ -228,6 +244,7 @@ def test_every_step_is_a_commit_of_the_history_in_its_order() -> None:
     [
         ('commit = "3f8c260"', "'commit': expected ten to forty digits"),
         ('commit = "3f8c260662"\nname = "a|b"', "'name': expected a line without"),
+        ('commit = "3f8c260662"\nname = "<!-- end -->"', "'name': expected a line without"),
         ('commit = "3f8c260662"\nname = "a"', "key 'expected' is missing"),
         ('commit = "3f8c260662"\nname = "a"\nexpected = "b"', "key 'why' is missing"),
         (
@@ -311,6 +328,14 @@ def test_a_run_that_left_a_case_out_is_refused(tmp_path: Path, two_steps: Path) 
     path = result_file(tmp_path, [OLD, NEW], steps.CASES[1:])
     with pytest.raises(ConfigError, match=r"result\.json has no case t8192_h96; expected .*\nNext: run "):
         docs.steps_table(path, two_steps)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"rows": 5}', '{"rows": [{}], "wheels": []}', "{"])
+def test_a_file_that_is_no_result_is_named(text: str, tmp_path: Path, two_steps: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"its data cannot be read .*\nNext: restore it"):
+        docs.written("steps", lambda: docs.steps_table(path, two_steps))
 
 
 def test_a_run_without_a_second_time_says_so() -> None:
