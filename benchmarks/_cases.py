@@ -13,6 +13,8 @@ import tomllib
 
 HEAD_DIM = 128
 CASES_FILE = Path(__file__).with_name("cases.toml")
+MOST = 2**24  # sequences, or their tokens, of generated lengths
+MOST_BYTES = 2**40  # of a case: more than any GPU holds
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,24 @@ class Suite:
 def parse_lens(text: str) -> tuple[int, ...]:
     """Lengths from "1300,547", "8x1024" or "random:COUNT:LOW:HIGH:TOTAL"; ValueError for anything else."""
     if match := re.fullmatch(r"(\d+)x(\d+)", text):
-        return (int(match[2]),) * int(match[1])
+        count, each = (int(part) for part in match.groups())
+        _refuse_generated(text, count, count * each)
+        return (each,) * count
     if match := re.fullmatch(r"random:(\d+):(\d+):(\d+):(\d+)", text):
-        return random_lens(*(int(part) for part in match.groups()))
+        count, low, high, total = (int(part) for part in match.groups())
+        _refuse_generated(text, count, count * high)
+        return random_lens(count, low, high, total)
     if re.fullmatch(r"\d+(,\d+)*", text):
         return tuple(int(part) for part in text.split(","))
     raise ValueError(
         f"lengths {text!r} are not understood: expected '1300,547', '8x1024' or 'random:COUNT:LOW:HIGH:TOTAL'"
     )
+
+
+def _refuse_generated(text: str, count: int, tokens: int) -> None:
+    """ValueError for lengths that would fill the memory before anything runs."""
+    if max(count, tokens) > MOST:
+        raise ValueError(f"lengths {text!r} are {count} of up to {tokens} tokens; expected at most {MOST}")
 
 
 def random_lens(count: int, low: int, high: int, total: int) -> tuple[int, ...]:
@@ -140,7 +152,10 @@ def make_case(
             f"case {name!r}: batch, seqlen, nheads must be >= 1, got {batch}, {seqlen}, {nheads}"
         )
     generator = lens if lens is not None and ("x" in lens or ":" in lens) else None
-    return Case(name, batch, seqlen, nheads, parsed, tuple(peers), generator)
+    case = Case(name, batch, seqlen, nheads, parsed, tuple(peers), generator)
+    if case.bytes_moved > MOST_BYTES:
+        raise ValueError(f"case {name!r} moves {case.bytes_moved} bytes; expected at most {MOST_BYTES}")
+    return case
 
 
 def load_cases(path: Path = CASES_FILE) -> list[Case]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _report import finite
 from _words import NAMES, machine, shape, versions
 
 # Name in the legend, marker and colour of what is drawn, in this order.
@@ -36,7 +37,7 @@ class Picture:
 
 def digest(result: dict[str, Any]) -> str:
     """The sha256 of a result, which its picture carries: it shows which result a picture is of."""
-    return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(finite(result), sort_keys=True).encode()).hexdigest()
 
 
 def _times(row: dict[str, Any]) -> dict[str, float | None]:

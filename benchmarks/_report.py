@@ -132,6 +132,15 @@ def build_result(cases: list[Case], results: Lines, facts: dict[str, Any]) -> di
     }
 
 
+def finite(value: Any) -> Any:
+    """What a result file holds of a value: JSON has neither NaN nor infinities, so they become null."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """A number with so many digits; `-` where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"

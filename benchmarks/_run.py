@@ -20,6 +20,7 @@ from typing import Any
 import _peers
 import torch
 from _cases import AccuracyLine, Case
+from _report import finite
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
@@ -96,26 +97,34 @@ def check_writable(path: Path | None) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab"):
-            pass
-        if path.stat().st_size == 0:
-            path.unlink()
+        if path.exists():
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise ValueError(
             f"{path} cannot be written: {error.strerror}; give a file in a folder of yours"
         ) from error
 
 
-def publish(result: dict[str, Any], path: Path | None, text: str) -> int:
-    """Print the tables and the problems, write the result file where one is asked for; returns the exit code:
-    1 with a problem."""
+def write(path: Path, text: str) -> list[str]:
+    """Write a file that could be written when the run began; returns what went wrong since."""
+    try:
+        path.write_text(text)
+    except OSError as error:
+        return [f"{path} is not written: {error.strerror}"]
+    return []
+
+
+def publish(result: dict[str, Any], path: Path | None, text: str, csv: tuple[Path, str] | None = None) -> int:
+    """Print the tables and the problems, write the result file and the CSV file where they are asked for;
+    returns the exit code: 1 with a problem."""
     problems = list(result["problems"])
     print(text)
     if path:
-        try:
-            path.write_text(json.dumps(result, indent=1) + "\n")
-        except OSError as error:  # it could be written when the run began
-            problems.append(f"{path} is not written: {error.strerror}")
+        problems += write(path, json.dumps(finite(result), indent=1, allow_nan=False) + "\n")
+    if csv:
+        problems += write(*csv)
     for problem in problems:
         print(f"PROBLEM {problem}")
     return 1 if problems else 0

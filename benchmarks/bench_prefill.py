@@ -167,14 +167,20 @@ def draw_only(args: argparse.Namespace) -> int:
         raise ValueError("--plot-from has nothing to write; give --plot FILE.png as well")
     result = _plot.load_result(args.plot_from)
     try:
-        _plot.plot(result, args.plot)
+        draw(result, args.plot)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{args.plot_from} is no result: {error!r}; expected a file that --json wrote"
         ) from error
-    except OSError as error:
-        raise ValueError(f"{args.plot} cannot be written: {error.strerror}") from error
     return 0
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draw a result; ValueError when the picture cannot be written."""
+    try:
+        _plot.plot(result, path)
+    except OSError as error:
+        raise ValueError(f"{path} is not written: {error.strerror or error}") from error
 
 
 def benchmark(args: argparse.Namespace) -> int:
@@ -182,7 +188,8 @@ def benchmark(args: argparse.Namespace) -> int:
     paths = _peers.choose(args.peers, {"flashkda": args.flashkda_path, "fla": args.fla_path})
     cases, accuracy = choose(args, paths)
     check_device(args.device)
-    check_writable(Path(args.csv) if args.csv and args.csv != "-" else None)
+    csv = Path(args.csv) if args.csv not in (None, "-") else None
+    check_writable(csv)
     check_writable(args.plot)
     if args.tiny:
         cases = [shrink(case) for case in cases]
@@ -192,13 +199,12 @@ def benchmark(args: argparse.Namespace) -> int:
         results, problems = run_all(run)
     result = build_result(cases, results, {**facts, "problems": problems})
     measured = any(row["ours_ms"] for row in result["rows"]) or result["accuracy"]
-    code = publish(result, args.json if measured else None, tables(result, csv=args.csv == "-"))
-    if not measured and args.json:
-        print(f"nothing of ours was measured: {args.json} is not written")
-    if args.csv and args.csv != "-":
-        Path(args.csv).write_text(to_csv(result))
+    text = tables(result, csv=args.csv == "-")
+    if not measured:
+        return publish(result, None, f"{text}\nnothing of ours was measured: no file is written")
+    code = publish(result, args.json, text, csv and (csv, to_csv(result)))
     if args.plot:
-        _plot.plot(result, args.plot)
+        draw(result, args.plot)
     return code
 
 

@@ -63,7 +63,9 @@ def test_lengths_as_text() -> None:
     assert sum(_cases.parse_lens("random:9:1:5:20")) == 20
 
 
-@pytest.mark.parametrize("text", ["", "a", "3x", "1,,2", "random:2:1:5:99", "-1"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "3x", "1,,2", "random:2:1:5:99", "-1", "99999999999x0", "random:1:0:99999999999:5"]
+)
 def test_bad_lengths_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         _cases.parse_lens(text)
@@ -87,6 +89,93 @@ def test_suites_and_names_of_cases() -> None:
 def test_a_shape_and_a_suite_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench_prefill.main(["--seqlen", "8", "--suite", "peers"]) == 2
     assert "not both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--varlen", "999999999999x9"], "expected at most 16777216"),
+        (["--varlen", "99999999999999,1"], "bytes; expected at most"),
+        (["--seqlen", "8", "--batch", "99999999999999"], "bytes; expected at most"),
+        (["--seqlen", "8", "--batch", "0"], "must be >= 1, got 0, 8, 96"),
+    ],
+)
+def test_sizes_that_cannot_be_run_are_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench_prefill.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and said in err
+
+
+def stub_run(monkeypatch: pytest.MonkeyPatch, lines: list[dict[str, Any]]) -> None:
+    """bench_prefill.py with one case of ours, whose process leaves these lines."""
+    facts = dict.fromkeys(("driver", "date", "commit", "wheel_sha256", "accuracy_setup"))
+    monkeypatch.setattr(bench_prefill, "gather_facts", lambda run, wheel: {**facts, "versions": {}})
+    monkeypatch.setattr(bench_prefill, "run_all", lambda run: ({"ours": lines}, []))
+
+
+def prefill(*arguments: str) -> int:
+    return bench_prefill.main(["--seqlen", "8", "--nheads", "1", "--device", "cpu", *arguments])
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv", "--plot"])
+def test_a_file_that_cannot_be_written_is_said_before_the_run(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub_run(monkeypatch, [])
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.png").mkdir()
+    for path in (tmp_path / "folder.png", tmp_path / "file" / "x.png"):
+        assert prefill(option, str(path)) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and f"{path} cannot be written: " in err
+
+
+def test_trying_a_file_leaves_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "null").symlink_to("/dev/null")
+    for name in ("empty", "null", "new"):
+        _run.check_writable(tmp_path / name)
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "null"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("option", ["--json", "--csv"])
+def test_a_full_disk_takes_one_file_and_not_the_tables(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub_run(monkeypatch, [timed("b1_t8_h1", 0.5)])
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")  # a link: what goes wrong here is not to remove the device
+    other = {"--json": "--csv", "--csv": "--json"}[option]
+    assert prefill(other, str(tmp_path / "new" / "other"), option, str(full)) == 1
+    out = capsys.readouterr().out
+    assert "b1_t8_h1" in out and out.endswith(f"PROBLEM {full} is not written: No space left on device\n")
+    assert (tmp_path / "new" / "other").stat().st_size > 0
+
+
+def test_what_is_no_number_is_null_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_run(monkeypatch, [timed("b1_t8_h1", 0.5, spread=math.inf)])  # and no copy rate: the floor is NaN
+    out = tmp_path / "out.json"
+    assert prefill("--json", str(out), "--plot", str(out.with_suffix(".png"))) == 0
+    assert "NaN" not in out.read_text() and "Infinity" not in out.read_text()
+    result = json.loads(out.read_text())
+    assert result["rows"][0]["floor_ms"] is None and result["rows"][0]["ours_ms"] == 0.5
+    assert described(out.with_suffix(".png"))["Description"] == _plot.digest(result)
+
+
+def test_a_run_that_measured_nothing_leaves_the_older_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub_run(monkeypatch, [{"kind": "error", "what": "c", "error": "gone"}])
+    files = [tmp_path / name for name in ("a.json", "a.csv", "a.png")]
+    for file in files:
+        file.write_text("older")
+    options = zip(("--json", "--csv", "--plot"), map(str, files), strict=True)
+    assert prefill(*(word for pair in options for word in pair)) == 1
+    assert [file.read_text() for file in files] == ["older"] * 3
+    assert "nothing of ours was measured: no file is written" in capsys.readouterr().out
 
 
 def test_missing_peers_are_named_with_the_commands_that_bring_them(
@@ -290,13 +379,22 @@ def test_the_kept_picture_is_of_the_kept_results() -> None:
     [
         (["--plot-from", "gone.json", "--plot", "a.png"], "gone.json cannot be read"),
         (["--plot-from", str(BENCHMARKS / "cases.toml"), "--plot", "a.png"], "cannot be read"),
+        (["--plot-from", "rows: [{}]", "--plot", "a.png"], "is no result: KeyError"),
+        (["--plot-from", "rows: 5", "--plot", "a.png"], "is no result: TypeError"),
         (["--plot-from", str(RESULTS)], "give --plot FILE.png"),
         (["--plot-from", str(RESULTS), "--plot", "a.svg"], "ends in .png"),
     ],
 )
 def test_a_picture_that_cannot_be_made(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in ("[{}]", "5"):
+        (tmp_path / f"rows: {text}").write_text(f'{{"rows": {text}}}')
     assert bench_prefill.main(arguments) == 2
     assert said in capsys.readouterr().err
 
@@ -383,6 +481,12 @@ def test_a_run_is_credited_to_no_commit_but_the_wheels_own() -> None:
     assert _run.source_commit({"source": {"commit": None, "dirty": None}}) is None
     assert _run.source_commit({"source": {"commit": "abc", "dirty": False}}) == "abc"
     assert _run.source_commit({"source": {"commit": "abc", "dirty": True}}) == "abc+dirty"
+
+
+def test_a_wheel_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prefill("--ours-path", str(ROOT), "--wheel", str(tmp_path / "nofile.whl")) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "nofile.whl cannot be read: No such file" in err
 
 
 def test_facts_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
