@@ -130,6 +130,11 @@ def publish(result: dict[str, Any], path: Path | None, text: str, csv: tuple[Pat
     return 1 if problems else 0
 
 
+def publish_nothing(what: str, problems: list[str], path: Path | None) -> int:
+    """Print what did not happen and the problems; the result file stays as it is. Returns the exit code."""
+    return publish({"problems": problems}, None, what + (f": {path} is not written" if path else ""))
+
+
 def folder_of(name: str, run: Run) -> Path | None:
     """Where a process has its package from; None for the installed one."""
     return run.ours_path if name in ("ours", "judge") else run.peer_paths[name]

@@ -30,7 +30,7 @@ from typing import Any
 
 from _plan import HEADER, build_result, cost_table, read_costs, sweep_table
 from _report import read_lines
-from _run import add_options, check_device, gather_facts, prepared, publish, spawn, wait
+from _run import add_options, check_device, gather_facts, prepared, publish, publish_nothing, spawn, wait
 from _words import machine
 
 
@@ -61,9 +61,7 @@ def benchmark(args: argparse.Namespace) -> int:
         result = build_result(read_lines(run.scratch / "plan.jsonl"), header, facts, problems)
     if result["points"] or result["sweep"]:
         return publish(result, args.json, tables(result))
-    return publish(
-        result, None, "nothing was measured" + (f": {args.json} is not written" if args.json else "")
-    )
+    return publish_nothing("nothing was measured", result["problems"], args.json)
 
 
 def main(argv: list[str] | None = None) -> int:

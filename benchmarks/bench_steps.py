@@ -32,11 +32,13 @@ from _run import (
     gather_facts,
     prepared,
     publish,
+    publish_nothing,
     spawn,
     wait,
 )
 from _words import machine
 
+UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, RuntimeError)  # the last: encrypted, or unknown
 RECORD = Path("flash_kda") / "build_record.json"
 
 
@@ -76,12 +78,7 @@ def unpack(path: Path, folder: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             archive.extractall(folder)
-    except (
-        OSError,
-        zipfile.BadZipFile,
-        zlib.error,
-        RuntimeError,
-    ) as error:  # the last: encrypted, or unknown
+    except UNREADABLE as error:
         reason = getattr(error, "strerror", None) or error  # without the path, which is of this machine alone
         raise ValueError(f"cannot be unpacked, expected a wheel: {reason}") from error
     try:
@@ -191,12 +188,6 @@ def step_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def publish_nothing(problems: list[str], path: Path | None) -> int:
-    """Print the problems and leave the result file as it is; returns the exit code."""
-    text = "nothing was timed" + (f": {path} is not written" if path else "")
-    return publish({"problems": problems}, None, text)
-
-
 def benchmark(args: argparse.Namespace) -> int:
     """Time what was asked for; the exit code is 1 when something of it went wrong."""
     cases = cases_of(args.suite)
@@ -210,11 +201,11 @@ def benchmark(args: argparse.Namespace) -> int:
     ):
         wheels, problems = open_all(args.wheels, Path(base), run)
         if not wheels:
-            return publish_nothing(problems, args.json)
+            return publish_nothing("nothing was timed", problems, args.json)
         results, found = run_all(wheels, run)
     result = build(cases, wheels, results, problems + found)
     if all(ms is None for row in result["rows"] for ms in row["ms"]):
-        return publish_nothing(result["problems"], args.json)
+        return publish_nothing("nothing was timed", result["problems"], args.json)
     return publish(result, args.json, f"{machine(result)}\n{step_table(result)}")
 
 

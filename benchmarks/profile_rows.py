@@ -31,6 +31,7 @@ from _run import (
     log_end,
     prepared,
     publish,
+    publish_nothing,
     spawn,
     wait,
 )
@@ -163,9 +164,7 @@ def profile(args: argparse.Namespace) -> int:
         result = build(run, facts, *profile_all(run, ncu))
     if any(row["kernels"] for row in result["rows"]):
         return publish(result, args.json, tables(result))
-    return publish(
-        result, None, "no kernel was profiled" + (f": {args.json} is not written" if args.json else "")
-    )
+    return publish_nothing("no kernel was profiled", result["problems"], args.json)
 
 
 def main(argv: list[str] | None = None) -> int:
