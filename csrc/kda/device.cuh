@@ -14,7 +14,7 @@ __device__ __forceinline__ uint32_t smem_addr(const void* p) {
 }
 
 // The same value, of which the compiler knows nothing: what depends on it is not moved out of a loop, where it would
-// occupy registers all along.
+// occupy registers all along, and the value itself is not computed again.
 __device__ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;

@@ -43,6 +43,7 @@ template <typename P>
 __device__ __forceinline__ void run(const FwdParams& p) {
   extern __shared__ __align__(kTileAlign) uint8_t smem_raw[];
   Smem<P>& smem = *reinterpret_cast<Smem<P>*>(smem_raw);
+  // To the compiler threadIdx may differ between lanes; a shuffle's result does not.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / kWarp, 0), lane = threadIdx.x % kWarp;
   const int rank = static_cast<int>(blockIdx.x % P::kShare);
   if constexpr (!P::kOutput) launch_dependents();

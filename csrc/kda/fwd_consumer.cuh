@@ -117,7 +117,7 @@ __device__ __forceinline__ void state_product(uint32_t tile, int kb, const uint3
     for (int n = 0; n < 2; ++n) mma_bf16(acc[m][n], S[m], b[2 * n], b[2 * n + 1]);
 }
 
-// R = beta (V - Kd S^T) of one m-tile, in fp32, times kScale like the state.
+// R = beta (V - Kd S^T) of one m-tile, in fp32, times kStateScale like the state.
 template <typename P>
 __device__ __forceinline__ void residual(const Slot<P>& slot, uint32_t v_at, int lane, float (&acc)[2][4]) {
   const int pair = lane & 3;
@@ -130,8 +130,8 @@ __device__ __forceinline__ void residual(const Slot<P>& slot, uint32_t v_at, int
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t pair_v = v[2 * n + half];
-      acc[n][2 * half] = beta[n].x * fmaf(-kUnscale, acc[n][2 * half], bf16_lo(pair_v));
-      acc[n][2 * half + 1] = beta[n].y * fmaf(-kUnscale, acc[n][2 * half + 1], bf16_hi(pair_v));
+      acc[n][2 * half] = beta[n].x * fmaf(-kStateUnscale, acc[n][2 * half], bf16_lo(pair_v));
+      acc[n][2 * half + 1] = beta[n].y * fmaf(-kStateUnscale, acc[n][2 * half + 1], bf16_hi(pair_v));
     }
 }
 
@@ -243,12 +243,13 @@ __device__ __forceinline__ bool consume_chunk(const Slot<P>& slot, uint32_t next
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m) {
     to_operand(u[m], r[m][0], r[m][1]);
-    if constexpr (!P::kOutput) continue;
-    mma_bf16(o[m][0], u[m], fa.w, 0u);
-    mma_bf16(o[m][1], u[m], fb.x, fb.y);
+    if constexpr (P::kOutput) {
+      mma_bf16(o[m][0], u[m], fa.w, 0u);
+      mma_bf16(o[m][1], u[m], fb.x, fb.y);
+    }
   }
-  // Shared memory answers after some thirty clocks, so what it is asked for is asked early: the operands of a block of
-  // the update two blocks ahead of it, the output's pieces and the next chunk's barrier among the blocks.
+  // Shared memory answers late, so it is asked early: for a block's operands kAhead blocks before it, for the output's
+  // pieces and the next chunk's barrier among the blocks.
   bool ready = false;
   uint4 out[kTilesM];
 #pragma unroll
@@ -265,12 +266,12 @@ __device__ __forceinline__ bool consume_chunk(const Slot<P>& slot, uint32_t next
 
 template <typename P>
 __device__ __forceinline__ void load_initial(const Work& w, int offset, float (&S)[P::kTilesM][kTilesN][4]) {
-  const float scale = w.hold ? 1.0f : kScale;  // what passes through keeps every bit
+  const float scale = w.hold ? 1.0f : kStateScale;  // what passes through keeps every bit
   if (!P::kOutput && w.transition)
     for_each_pair(S, [&](float& x, float& y, int at) {
       const int row = (offset + at) / kDim, column = (offset + at) % kDim;
-      x = row == column ? kScale : 0.0f;
-      y = row == column + 1 ? kScale : 0.0f;
+      x = row == column ? kStateScale : 0.0f;
+      y = row == column + 1 ? kStateScale : 0.0f;
     });
   else if (w.initial.data == nullptr)
     for_each_pair(S, [](float& x, float& y, int) { x = y = 0.0f; });
@@ -290,14 +291,14 @@ __device__ __forceinline__ void store_transition(const Work& w, int offset, floa
   for (int i = 0; i < 4; ++i) place[i] = transition_column(row, column + 8 * i) - column;
   for_each_pair(S, [&](float& x, float& y, int at) {
     const int j = at % kDim / 8;
-    store_pair(dst + at + place[j % 4] - 8 * (j % 4), x * kUnscale, y * kUnscale);
+    store_pair(dst + at + place[j % 4] - 8 * (j % 4), x * kStateUnscale, y * kStateUnscale);
   });
 }
 
 template <typename P>
 __device__ __forceinline__ void store_final(const Work& w, int offset, float (&S)[P::kTilesM][kTilesN][4]) {
   if (w.final.data == nullptr) return;
-  const float scale = w.hold ? 1.0f : kUnscale;
+  const float scale = w.hold ? 1.0f : kStateUnscale;
   if (!P::kOutput && w.transition)
     store_transition(w, offset, S);
   else if (w.final.bf16)

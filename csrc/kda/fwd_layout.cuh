@@ -15,9 +15,9 @@ constexpr int kWarp = 32;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNormEps = 1e-6f;
 // Consumers hold the state times 2^-32: Ki reaches 2^115, and its product with U is to stay in range up to U =
-// 2^44. beta in a slot is times 2^-32 as well, hence R and U; Qd is times 2^32, hence P, and the output is as it should
-// be.
-constexpr float kScale = 0x1p-32f, kUnscale = 0x1p32f;
+// 2^44. beta in a slot is times 2^-32 as well, hence R and U; Qd is times 2^32, hence P, and the output needs no
+// scaling.
+constexpr float kStateScale = 0x1p-32f, kStateUnscale = 0x1p32f;
 
 // ---- blocks -------------------------------------------------------------------------------------
 // How a block works. The kShare blocks of a cluster walk the same tokens of one value head together: each prepares
@@ -79,7 +79,7 @@ using ArchConfigs = Configs<true>;
 using ArchConfigs = Configs<false>;
 #endif
 
-// A consumer of 32 rows needs 225 registers; twelve warps have 168 each at launch, and trade.
+// A consumer of 32 rows needs more than the 168 registers a thread that twelve warps have at launch: warps trade.
 template <typename P>
 constexpr bool kMoveRegisters = P::kTilesM == 2 && P::kWarps > 8;
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 136;
@@ -130,7 +130,7 @@ struct Extras {
   };
   uint2 frag_b[kWarp];  // P blocks (1,0), (1,1)
   float gam[4 * kGamGroup];
-  float beta[kChunk];  // times kScale
+  float beta[kChunk];  // times kStateScale
 };
 
 struct StateRef {

@@ -81,8 +81,8 @@ inline FwdPlan plan_fwd(const FwdSize& s) {
   // Packed sequences differ in length: where they are not cut, the longest is taken to be twice the mean.
   const double longest = static_cast<double>(chunks) * (s.packed && s.num_sequences > 1 ? 2 : 1);
   double least = longest * chunk_cost(c, best.split) + c.uncut;
-  // From three on: of two segments the second could start only when the first has ended. In shorter ones than the
-  // smallest fixed costs rule; 64 segments keep the scan short.
+  // From three on: of two segments the second could start only when the first has ended. Shorter
+  // segments than the smallest would be mostly fixed costs; 64 segments keep the scan short.
   for (int64_t n = 3; n <= 64 && chunks / n >= kMinSegmentChunks; ++n) {
     const int64_t length = ceil_div(chunks, n);
     const FwdPlan plan = plan_segments(s, length);

@@ -196,13 +196,13 @@ __device__ __forceinline__ LowerBlocks inverse_unit_lower(const LowerBlocks& L, 
   return X;
 }
 
-// Masks A and P, inverts, and leaves X - I and P as the B fragments consumers load. Masking selects: entries above the
-// diagonal reach e^80 times the scale.
+// Masks A and P, inverts, and leaves X - I and P as the B fragments consumers load. Masking selects: above the
+// diagonal P may be infinite.
 template <typename P>
 __device__ __forceinline__ void finish_chunk(const Slot<P>& slot, const float (&A)[2][4], const float (&QK)[2][4],
                                              float beta, int lane) {
   const int row = lane >> 2, pair = lane & 3;
-  if (lane < kChunk) slot.extras.beta[lane] = beta * kScale;
+  if (lane < kChunk) slot.extras.beta[lane] = beta * kStateScale;
   const float beta_top = __shfl_sync(0xffffffffu, beta, row), beta_bottom = __shfl_sync(0xffffffffu, beta, row + 8);
   LowerBlocks L;
   float p0[2], p1[2];
@@ -246,7 +246,7 @@ template <typename P>
 __device__ __forceinline__ void prepare_chunk(Smem<P>& smem, int slot_index, const Gate& gate, float scale,
                                               const FragAddr& at, uint16_t beta_bits, int valid, int rank, int lane) {
   const Slot<P> slot = slot_of(smem, slot_index);
-  store_norms(slot, scale * kUnscale, at, lane);
+  store_norms(slot, scale * kStateUnscale, at, lane);
   __syncwarp();  // norms; also the last reads of raw q and k by other lanes
 #pragma unroll 1
   for (int half = 0; half < kHalves; ++half) {
