@@ -26,7 +26,7 @@ def chunk_form(q: Any, k: Any, v: Any, log_decay: Any, b: Any, s0: Any, chunk: i
     """One head as matrices over chunks, numpy float64, q and k normalised: not the oracle's algorithm.
 
     With G the running sum of the log decay in a chunk: U = (I + diag(b) A)^-1 diag(b) (V - Kd S^T),
-    O = Qd S^T + P U, S' = S diag(exp G_C) + U^T Kt.
+    O = Qd S^T + P U, S' = S diag(exp G_C) + U^T (k exp(G_C - G)).
     """
     out = np.zeros_like(v)
     state = s0.copy()
