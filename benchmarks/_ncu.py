@@ -130,12 +130,12 @@ def _said(lines: list[str]) -> str:
 
 
 def number(text: str) -> float | None:
-    """A cell; None where ncu has no value: "n/a", "nan" or empty."""
+    """A cell; None where ncu has no value: "n/a", "nan", "inf" or empty."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:
         return None
-    return None if math.isnan(value) else value
+    return value if math.isfinite(value) else None
 
 
 def look_up(row: Row, names: Names) -> tuple[float | None, str | None]:

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,17 @@ def read_constant(text: str, name: str) -> int:
     return int(found[1])
 
 
-CHUNK, SCAN_PARTS, MIN_SEGMENT_CHUNKS = (
-    read_constant(HEADER.read_text(encoding="utf-8"), name)
-    for name in ("kChunk", "kScanParts", "kMinSegmentChunks")
-)
-MIN_SEGMENT = MIN_SEGMENT_CHUNKS * CHUNK  # tokens
+@cache
+def size(name: str) -> int:
+    """A whole number of the header; read when it is needed, so that a damaged header is no traceback."""
+    return read_constant(HEADER.read_text(encoding="utf-8"), name)
+
+
+def min_segment() -> int:
+    """Tokens of the shortest segment."""
+    return size("kMinSegmentChunks") * size("kChunk")
+
+
 OUTPUTS = {"kda_fwd_kernel": "whole", "kda_fwd_half_kernel": "half", "kda_fwd_quarter_kernel": "quarter"}
 KERNELS = {cost: name for name, cost in OUTPUTS.items()}
 STATE, SCAN = "kda_fwd_state_kernel", "kda_fwd_scan_kernel"
@@ -77,7 +84,7 @@ class Point:
     @property
     def chunks(self) -> int:
         """Of a segment."""
-        return self.tokens // self.segments // CHUNK
+        return self.tokens // self.segments // size("kChunk")
 
     def kernels(self) -> set[str]:
         """What it may run last; a point that runs something else measures something else."""
@@ -92,12 +99,13 @@ def points(sms: int) -> list[Point]:
     found = []
     for what, heads in (("whole", min(96, sms)), ("half", min(64, sms // 2)), ("quarter", min(32, sms // 4))):
         found += [Point(what, heads, 0, 1, tokens) for tokens in (1024, 4096, 8192)]
-    heads = min(8, sms // SCAN_PARTS)
+    heads = min(8, sms // size("kScanParts"))
     segments = sms // 2 // heads + 1
     found += [
         Point("state", heads, tokens, segments, segments * tokens) for tokens in (512, 1024, 2048, 4096)
     ]
-    found += [Point("scan", heads, MIN_SEGMENT, count, count * MIN_SEGMENT) for count in (8, 32, 64)]
+    least = min_segment()
+    found += [Point("scan", heads, least, count, count * least) for count in (8, 32, 64)]
     return found
 
 
@@ -161,6 +169,11 @@ def point_times(point: Point, spans: Iterable[Span], skip: int) -> dict[str, Any
 # ---- from times to costs ----
 
 
+def is_time(value: float) -> bool:
+    """Whether it can be one: positive, and a number."""
+    return 0 < value < math.inf
+
+
 @dataclass(frozen=True)
 class Line:
     """time = intercept + x * slope; `residual` is the largest distance of a time from it, relative."""
@@ -175,7 +188,7 @@ def fit(samples: Sequence[tuple[float, float]]) -> Line:
 
     By hand, for numpy need not be where torch is: torch does not depend on it.
     """
-    if len({x for x, _ in samples}) < 2 or not all(0 < y < math.inf for _, y in samples):
+    if len({x for x, _ in samples}) < 2 or not all(is_time(y) for _, y in samples):
         raise ValueError(f"no line through {list(samples)}: expected two or more x and positive times")
     weights = [1 / y**2 for _, y in samples]
     total = sum(weights)
@@ -255,8 +268,9 @@ def problems_of(rows: Iterable[dict[str, Any]], lines: dict[str, Line]) -> list[
 
 def alternatives(tokens: int) -> list[int]:
     """Values of segment_tokens to hold against the choice."""
-    lengths = [-(-tokens // (count * CHUNK)) * CHUNK for count in SWEEP_SEGMENTS]
-    return [0, *(length for length in lengths if length >= MIN_SEGMENT)]
+    chunk = size("kChunk")
+    lengths = [-(-tokens // (count * chunk)) * chunk for count in SWEEP_SEGMENTS]
+    return [0, *(length for length in lengths if length >= min_segment())]
 
 
 def judge_sweep(timed: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -296,7 +310,13 @@ def build_result(
     measured = of_kind(lines, "point")
     costs, fitted = costs_of(measured)
     rows = compare(header, costs)
-    sweep = judge_sweep(of_kind(lines, "sweep"))
+    timed = of_kind(lines, "sweep")
+    sweep = judge_sweep(line for line in timed if is_time(line["ms"]))
+    bad = [
+        f"sweep: {line['heads']} heads, {line['tokens']} tokens: {line['ms']} ms; expected a positive time"
+        for line in timed
+        if not is_time(line["ms"])
+    ]
     failed = [f"{line['what']}: {line['error']}" for line in of_kind(lines, "error")]
     return {
         **about(machine, facts),
@@ -307,7 +327,7 @@ def build_result(
         "points": measured,
         "sweep": sweep,
         "worst": max((row["ratio"] for row in sweep), default=None),
-        "problems": [*problems, *failed, *problems_of(rows, fitted)],
+        "problems": [*problems, *failed, *bad, *problems_of(rows, fitted)],
     }
 
 

@@ -28,7 +28,7 @@ import argparse
 import sys
 from typing import Any
 
-from _plan import HEADER, build_result, cost_table, read_costs, sweep_table
+from _plan import HEADER, build_result, cost_table, min_segment, read_costs, size, sweep_table
 from _report import read_lines
 from _run import add_options, check_device, gather_facts, prepared, publish, publish_nothing, spawn, wait
 from _words import machine
@@ -54,6 +54,7 @@ def benchmark(args: argparse.Namespace) -> int:
     """Measure, compare, publish; the exit code is 1 when something is off."""
     check_device("cuda")
     header = read_costs(HEADER.read_text(encoding="utf-8"))
+    min_segment(), size("kScanParts")  # said now, not by the process that needs them
     with prepared(args) as run:
         facts = gather_facts(run, args.wheel)
         process = spawn("_plan_worker.py", "plan", "ours", {"sweep": args.sweep}, run)

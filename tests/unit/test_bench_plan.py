@@ -39,7 +39,7 @@ FACTS = {"driver": "1", "date": "2026-01-01T00:00Z", "commit": None, "wheel_sha2
 
 
 def test_sizes_are_the_headers() -> None:
-    assert (_plan.CHUNK, _plan.SCAN_PARTS, _plan.MIN_SEGMENT) == (16, 8, 256)
+    assert (_plan.size("kChunk"), _plan.size("kScanParts"), _plan.min_segment()) == (16, 8, 256)
     with pytest.raises(ValueError, match="defines no kChunk"):
         _plan.read_constant(HEADER.replace("int kChunk", "int kChunks"), "kChunk")
 
@@ -93,7 +93,7 @@ def test_all_blocks_of_a_point_run_at_once(sms: int) -> None:
             continue
         assert point.segment_tokens % 16 == 0 and point.segment_tokens >= 256
         assert point.tokens == point.segments * point.segment_tokens and point.segments > 2
-        assert _plan.SCAN_PARTS * point.heads <= sms
+        assert _plan.size("kScanParts") * point.heads <= sms
         if point.what == "state":
             assert point.heads * (point.segments - 1) <= sms // 2 < point.heads * point.segments
 
@@ -251,6 +251,32 @@ def test_a_constant_that_is_no_positive_decimal_number_is_refused(value: str) ->
         _plan.read_costs(HEADER.replace("cut = 25", f"cut = {value}"))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "No such file"), (HEADER.replace("kScanParts = 8", "kScanParts = n"), "defines no kScanParts")],
+)
+def test_a_header_that_cannot_be_read_is_one_line(
+    text: str | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    header = tmp_path / "fwd_plan.h"
+    if text is not None:
+        header.write_text(text)
+    stub_run(monkeypatch, lines(COSTS))
+    for module in (_plan, bench_plan):
+        monkeypatch.setattr(module, "HEADER", header)
+    _plan.size.cache_clear()
+    try:
+        assert bench_plan.main([]) == 2
+    finally:
+        _plan.size.cache_clear()
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and said in err
+
+
 def test_one_time_that_is_none_costs_its_line_alone() -> None:
     rows = lines(COSTS)
     next(row for row in rows if row.get("what") == "half")["us"]["kda_fwd_half_kernel"] = math.nan
@@ -293,6 +319,14 @@ def test_a_choice_beside_the_best() -> None:
     (row,) = _plan.judge_sweep(sweep(chosen=0.1, never=0.5, four=0.2, eight=0.4))
     assert row["ratio"] == 1.0
     assert _plan.judge_sweep(sweep(chosen=0.3, never=0.5)) == []
+
+
+@pytest.mark.parametrize("ms", [0.0, -1.0, math.nan])
+def test_a_size_with_a_time_that_is_none_is_left_out_and_said(ms: float) -> None:
+    timed = [{"kind": "sweep", **line} for line in sweep(chosen=0.3, never=0.5, four=ms, eight=0.4)]
+    result = _plan.build_result([*lines(COSTS), *timed], COSTS, FACTS, [])
+    assert result["sweep"] == [] and result["worst"] is None and len(result["points"]) == 16
+    assert result["problems"] == [f"sweep: 8 heads, 2048 tokens: {ms} ms; expected a positive time"]
 
 
 # ---- the command ----

@@ -74,7 +74,8 @@ def test_one_family_of_stalls_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("8,250", 8250.0), ("0.4321", 0.4321), ("n/a", None), ("nan", None), ("", None)]
+    ("text", "value"),
+    [("8,250", 8250.0), ("0.4321", 0.4321), ("n/a", None), ("nan", None), ("inf", None), ("", None)],
 )
 def test_a_cell_as_a_number(text: str, value: float | None) -> None:
     assert _ncu.number(text) == value
