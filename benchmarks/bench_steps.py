@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import sys
 import tempfile
 import zipfile
@@ -38,7 +39,8 @@ from _run import (
 )
 from _words import machine
 
-UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, RuntimeError)  # the last: encrypted, or unknown
+# RuntimeError: encrypted, or compressed in a way that Python does not know
+UNREADABLE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 RECORD = Path("flash_kda") / "build_record.json"
 
 

@@ -43,11 +43,34 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def read(path: Path) -> dict[str, Any]:
+    """A JSON file of an object without NaN; ConfigError when it is none."""
+
+    def refuse(number: str) -> None:
+        raise ValueError(f"the number {number}")
+
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+        if not isinstance(found, dict):
+            raise ValueError(f"{found!r:.80}")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: expected a JSON object, got {error}.\n"
+            "Next: restore it (git checkout), or run again what wrote it"
+        ) from error
+    return found
+
+
 def passed_on(target: str, records: Path) -> tuple[str, ...]:
     """Devices on which a wheel passed the GPU suite for `target` (``sm90a``), by the records."""
     devices = set()
     for path in sorted(records.glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read(path)
+        if absent := [key for key in ("target", "verdict", "device") if key not in record]:
+            raise ConfigError(
+                f"{path}: expected target, verdict and device, got no {', '.join(absent)}.\n"
+                "Next: restore it (git checkout wheels/records), or write it anew: nox -s gpu_tests"
+            )
         if record["target"] == target and record["verdict"] == "passed":
             devices.add(str(record["device"]))
     return tuple(sorted(devices))
@@ -97,13 +120,16 @@ def _times(row: dict[str, Any]) -> tuple[str, ...]:
     return (shape(row), f"{row['floor_ms']:.3f}", _over(ours, row["floor_ms"]), *others)
 
 
-def _error(value: dict[str, float] | None) -> str:
-    return "" if value is None else f"{value['o']:.1e} / {value['s']:.1e}"
+def _error(value: dict[str, float | None] | None) -> str:
+    """Output / final state; one that is no number stands as null in the file."""
+    if value is None:
+        return ""
+    return " / ".join("-" if error is None else f"{error:.1e}" for error in (value["o"], value["s"]))
 
 
 def results(path: Path) -> dict[str, Any] | None:
     """The result file, or None when there is none."""
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    return read(path) if path.is_file() else None
 
 
 def _missing(path: Path) -> str:

@@ -15,7 +15,7 @@ PATH = Path(__file__).resolve().parent.parent / "benchmarks" / "steps.toml"
 CASES = ("t8192_h96", "t8192_h32", "t8192_h12", "t8192_h8", "varlen64x128_h32", "t65536_h8")
 
 
-_TEXT = r"[^|<>\x00-\x1f\x7f]+"  # of a cell: <!-- would end the generated part of the page
+_TEXT = r"[^|<>\x00-\x1f\x7f-\x9f\u2028\u2029]+"  # of a cell: <!-- would end the generated part of the page
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,29 @@ def load(path: Path = PATH) -> list[Step]:
     found = []
     for entry in top.tables("step"):
         commit = entry.text("commit", r"[0-9a-f]{10,40}", "ten to forty digits of a commit")
-        texts = (entry.text(key, _TEXT, "a line without |, < or >") for key in ("name", "expected", "why"))
-        found.append(Step(commit, *texts))
+        line = "a line without |, <, > and control characters"
+        found.append(Step(commit, *(entry.text(key, _TEXT, line) for key in ("name", "expected", "why"))))
         entry.done()
     top.done()
     return found
 
 
+def _is_timed(row: dict[str, Any], wheels: int) -> bool:
+    """Whether a row has times, or null: one a wheel, and the first one's second."""
+    times = [ms for ms in (*row["ms"], row["again_ms"]) if ms is not None]
+    return len(row["ms"]) == wheels and all(isinstance(ms, int | float) and ms > 0 for ms in times)
+
+
 def rows(found: dict[str, Any], file: str) -> list[dict[str, Any]]:
-    """The result's rows of CASES; ConfigError when the run left one out."""
+    """The result's rows of CASES; ConfigError when the run left one out, or a row has no times."""
+    count = len(found["wheels"])
+    for row in found["rows"]:
+        if not _is_timed(row, count):
+            raise ConfigError(
+                f"{file}: {row['case']}: expected {count} ms and again_ms, each positive or null, "
+                f"got {row['ms']} and {row['again_ms']}.\n"
+                "Next: run benchmarks/bench_steps.py again with --suite h200"
+            )
     by_name = {row["case"]: row for row in found["rows"]}
     absent = [name for name in CASES if name not in by_name]
     if absent:

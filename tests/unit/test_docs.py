@@ -160,6 +160,16 @@ def test_run_on_hardware_needs_a_record(tmp_path: Path) -> None:
     assert docs.status(info, tmp_path) == "run on hardware (NVIDIA Test)"
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [(b"\xff", "expected a JSON object, "), (b"{}", "expected target, verdict and device, ")],
+)
+def test_a_record_that_is_none_is_refused(data: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(data)
+    with pytest.raises(ConfigError, match=rf"x\.json.*: {said}.*got .*\nNext: restore it"):
+        docs.status(matrix.ArchInfo("90a", docs.RUN), tmp_path)
+
+
 RESULT = {
     "device": "NVIDIA Test",
     "driver": "1.2",
@@ -190,7 +200,7 @@ RESULT = {
     ],
     "accuracy_setup": {"batch": 4, "seqlen": 1024, "nheads": 4},
     "accuracy": [
-        {"case": "keys", "ours": {"o": 0.004, "s": 0.003}, "flashkda": None, "fla": {"o": 0.1, "s": 0.2}}
+        {"case": "keys", "ours": {"o": 0.004, "s": 0.003}, "flashkda": None, "fla": {"o": 0.1, "s": None}}
     ],
 }
 
@@ -203,7 +213,7 @@ def test_result_tables(tmp_path: Path) -> None:
     assert "| 1 x 8192, 96 heads | 0.250 | 0.500 (2.00 x) | 1.000 (2.00 x) |  |" in times
     assert "| packed 3 x 16, 2 heads | 0.100 |  |  | 2.000 |" in times
     assert "![" not in times
-    assert "| keys | 4.0e-03 / 3.0e-03 |  | 1.0e-01 / 2.0e-01 |" in docs.errors_table(path)
+    assert "| keys | 4.0e-03 / 3.0e-03 |  | 1.0e-01 / - |" in docs.errors_table(path)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,23 @@ def test_a_record_that_no_build_writes_is_a_problem(
     assert "PROBLEM x.whl: build_record.json: source is " in said and "reinstall" in said
 
 
+@pytest.mark.parametrize(
+    ("offset", "value", "said"), [(6, 1, "is encrypted"), (8, 99, "compression method is not supported")]
+)
+def test_a_wheel_that_python_cannot_unpack_leaves_the_one_beside_it(
+    offset: int, value: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, locked = tmp_path / "out.json", fake_wheel(tmp_path / "locked.whl", record(NEW))
+    data = bytearray(locked.read_bytes())
+    for start, more in ((b"PK\3\4", 0), (b"PK\1\2", 2)):  # both headers of the first file
+        data[data.index(start) + offset + more] = value
+    locked.write_bytes(data)
+    assert dry_run(out, locked, fake_wheel(tmp_path / "good.whl", record(OLD)), suite="t512_h32") == 1
+    assert [wheel["commit"] for wheel in json.loads(out.read_text())["wheels"]] == [OLD]
+    printed = capsys.readouterr().out
+    assert "PROBLEM locked.whl: cannot be unpacked, expected a wheel: " in printed and said in printed
+
+
 def test_a_line_that_was_cut_short_is_an_error_among_the_others(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"kind": "time", "case": "a", "ms": 1.0}\n{"kind": "ti')
@@ -245,6 +262,7 @@ def test_every_step_is_a_commit_of_the_history_in_its_order() -> None:
         ('commit = "3f8c260"', "'commit': expected ten to forty digits"),
         ('commit = "3f8c260662"\nname = "a|b"', "'name': expected a line without"),
         ('commit = "3f8c260662"\nname = "<!-- end -->"', "'name': expected a line without"),
+        ('commit = "3f8c260662"\nname = "a\\u0085b"', "'name': expected a line without"),
         ('commit = "3f8c260662"\nname = "a"', "key 'expected' is missing"),
         ('commit = "3f8c260662"\nname = "a"\nexpected = "b"', "key 'why' is missing"),
         (
@@ -334,8 +352,26 @@ def test_a_run_that_left_a_case_out_is_refused(tmp_path: Path, two_steps: Path) 
 def test_a_file_that_is_no_result_is_named(text: str, tmp_path: Path, two_steps: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"its data cannot be read .*\nNext: restore it"):
+    with pytest.raises(ConfigError, match=r"cannot be read.*\nNext: restore it"):
         docs.written("steps", lambda: docs.steps_table(path, two_steps))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[8.0, 4.0]", "[8.0]", "expected 2 ms and again_ms, each positive or null, got .8.0. and 8.08"),
+        ("[8.0, 4.0]", '[8.0, "4"]', "expected 2 ms and again_ms"),
+        ("[8.0, 4.0]", "[8.0, 0]", "expected 2 ms and again_ms"),
+        ("8.08", "NaN", "expected a JSON object, got the number NaN"),
+    ],
+)
+def test_a_row_without_its_times_is_refused(
+    old: str, new: str, said: str, tmp_path: Path, two_steps: Path
+) -> None:
+    path = result_file(tmp_path, [OLD, NEW])
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=rf"result\.json.*: {said}.*\nNext: "):
+        docs.steps_table(path, two_steps)
 
 
 def test_a_run_without_a_second_time_says_so() -> None:
