@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._words import LIMITS, NAMES, cells, machine, percent, shape, versions
-from ci import matrix, steps
+from ci import matrix, source, steps
 from ci.archs import arch
 from ci.errors import ConfigError, LintError, run_cli
 
@@ -61,19 +61,25 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def passed_on(target: str, records: Path) -> tuple[str, ...]:
-    """Devices on which a wheel passed the GPU suite for `target` (``sm90a``), by the records."""
-    devices = set()
+def passed_on(target: str, records: Path) -> dict[str, bool]:
+    """Devices on which a wheel passed the GPU suite for `target` (``sm90a``), by the records, and whether one
+    of them ran the kernels of this tree."""
+    here = source.kernels(source.digests(ROOT))
+    devices: dict[str, bool] = {}
     for path in sorted(records.glob("*.json")):
         record = read(path)
-        if absent := [key for key in ("target", "verdict", "device") if key not in record]:
+        try:
+            kernels = record["source"]["kernels_sha256"]
+            passed = record["target"] == target and record["verdict"] == "passed"
+            device = str(record["device"])
+        except (LookupError, TypeError) as error:
             raise ConfigError(
-                f"{path}: expected target, verdict and device, got no {', '.join(absent)}.\n"
+                f"{path}: expected target, verdict, device and source.kernels_sha256, got none of {error}.\n"
                 "Next: restore it (git checkout wheels/records), or write it anew: nox -s gpu_tests"
-            )
-        if record["target"] == target and record["verdict"] == "passed":
-            devices.add(str(record["device"]))
-    return tuple(sorted(devices))
+            ) from error
+        if passed:
+            devices[device] = devices.get(device, False) or kernels == here
+    return devices
 
 
 def status(info: matrix.ArchInfo, records: Path) -> str:
@@ -86,7 +92,10 @@ def status(info: matrix.ArchInfo, records: Path) -> str:
             f"ci/matrix.toml says {info.name} was {RUN}, but {records} has no pass on {info.gpu_test}.\n"
             f"Next: nox -s gpu_tests -- --target {info.gpu_test}, or write 'built, not run'"
         )
-    return f"{RUN} ({', '.join(devices)})"
+    said = (
+        name if current else f"{name}, kernels before a change" for name, current in sorted(devices.items())
+    )
+    return f"{RUN} ({'; '.join(said)})"
 
 
 def gpu_table(found: matrix.Matrix, records: Path = RECORDS) -> str:

@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -25,6 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ci import source
 from ci.archs import arch
 from ci.errors import ConfigError, GpuTestError, MetadataError, TargetMismatchError, run_cli
 
@@ -186,7 +188,26 @@ def run_tests(environment: Environment, folder: Path, extra: list[str]) -> dict[
         raise GpuTestError(f"pytest ended with code {code} and left no result.\nNext: read its output above")
     found: dict[str, Any] = json.loads(result.read_text())
     own = is_inside(found["flash_kda_file"], environment)
-    return {**found, "exit_code": code, "own_package": own, "command": shlex.join(["python", *arguments])}
+    return {**found, "exit_code": code, "own_package": own, "command": without_paths(["python", *arguments])}
+
+
+def without_paths(words: list[str]) -> str:
+    """The command with DIR for absolute paths, which are of that machine alone."""
+    return shlex.join(re.sub(r"^(--[\w-]+=)?/.*", r"\1DIR", word) for word in words)
+
+
+def read_source(environment: Environment) -> dict[str, Any]:
+    """What the installed wheel was built from: commit, whether that was all of it, one sha256 over the
+    code and one over the kernels; MetadataError when its build record does not say."""
+    path = environment.folder / "flash_kda" / "build_record.json"
+    try:
+        found = json.loads(path.read_bytes())["source"]
+        kept = {name: found[name] for name in ("commit", "dirty", "sha256")}
+        return {**kept, "kernels_sha256": source.kernels(found["files"])}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise MetadataError(
+            f"{path.name}: expected the sources of the wheel, got {error!r}.\nNext: nox -s verify_wheels"
+        ) from error
 
 
 def _python(
@@ -198,12 +219,15 @@ def _python(
     return subprocess.run(command, check=False, cwd=cwd, env=env, text=True, capture_output=capture)
 
 
-def make_record(wheel: Path, target: arch.Target, found: Probe, result: dict[str, Any]) -> dict[str, Any]:
-    """What is written down: the wheel, the device, the software, the counts and the verdict."""
+def make_record(
+    wheel: Path, target: arch.Target, found: Probe, built_from: dict[str, Any], result: dict[str, Any]
+) -> dict[str, Any]:
+    """What is written down: the wheel, its source, the device, the software, the counts and the verdict."""
     device = {name: value for name, value in asdict(found).items() if name != "location"}
     return {
         "wheel": wheel.name,
         "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        "source": built_from,
         "target": f"sm{target.name}",
         **device,
         "pytest": result["pytest"],
@@ -244,9 +268,10 @@ def gpu_tests(target: arch.Target, wheel: Path, records: Path, extra: list[str])
         environment = install(wheel, folder)
         found = probe(environment, folder)
         check_device(target, found)
+        built_from = read_source(environment)
         print(f"{wheel.name} on {found.device}, torch {found.torch}, Python {found.python}", flush=True)
         result = run_tests(environment, folder, extra)
-        record = make_record(wheel, target, found, result)
+        record = make_record(wheel, target, found, built_from, result)
         if result["narrowed"]:
             kept = "no record: the arguments leave tests out"
         else:

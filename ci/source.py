@@ -90,6 +90,11 @@ def combined(files: Mapping[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
+def kernels(files: Mapping[str, str]) -> str:
+    """One sha256 over the library's sources among `files`: what decides how a GPU computes."""
+    return combined({name: digest for name, digest in files.items() if name.startswith("csrc/")})
+
+
 def _present(root: Path) -> list[str]:
     return [name for name in SHIPPED if (root / name).exists()]
 

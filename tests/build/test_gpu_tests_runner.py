@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 pytest_plugins = ["handmade"]
 ROOT = Path(__file__).resolve().parents[2]
 HOPPER = arch.KERNEL_TARGETS[0].target
-PACKAGE = {"flash_kda/__init__.py": '__version__ = "0.1.0"\nMARK = "the wheel"\n'}
+SOURCE = {
+    "commit": "abc",
+    "dirty": False,
+    "sha256": "0" * 64,
+    "files": {"csrc/a.cu": "1" * 64, "flash_kda/b.py": "2" * 64},
+}
+PACKAGE = {
+    "flash_kda/__init__.py": '__version__ = "0.1.0"\nMARK = "the wheel"\n',
+    "flash_kda/build_record.json": json.dumps({"source": SOURCE}),
+}
 PROBE = gpu_tests.Probe(
     "2.11.0+cu130", "13.0", "3.12.3", "NVIDIA H200", [9, 0], "580.1", "0.1.0", "/x/flash_kda"
 )
@@ -82,6 +91,19 @@ def test_a_passing_run_is_recorded(project: Path, wheel: Path, monkeypatch: pyte
     assert record["verdict"] == "passed" and record["exit_code"] == 0
     keys = {"target", "device", "driver", "torch", "torch_cuda", "python", "date", "command", "capability"}
     assert keys <= set(record)
+    kernels = hashlib.sha256(f"{'1' * 64}  csrc/a.cu\n".encode()).hexdigest()
+    built_from = {"commit": "abc", "dirty": False, "sha256": "0" * 64, "kernels_sha256": kernels}
+    assert record["source"] == built_from
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"source": {"commit": "abc"}}'])
+def test_a_wheel_that_does_not_say_its_source_is_not_tested(
+    text: str, project: Path, make_wheel: MakeWheel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = make_wheel({**PACKAGE, "flash_kda/build_record.json": text})
+    with pytest.raises(MetadataError, match="expected the sources of the wheel"):
+        run(project, bare, monkeypatch, test_a=PASSING)
+    assert not (project / "records").exists()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +134,9 @@ def test_an_option_with_a_value_leaves_no_test_out(
     option = "def pytest_addoption(parser):\n    parser.addoption('--fla-path')\n"
     extra = ("--fla-path", str(project), "-x", "-v")
     records, error = run(project, wheel, monkeypatch, *extra, test_a=PASSING, conftest=option)
-    assert error == "" and only_record(records)["verdict"] == "passed"
+    record = only_record(records)
+    assert error == "" and record["verdict"] == "passed"
+    assert "--fla-path DIR -x" in str(record["command"]) and str(project) not in str(record["command"])
 
 
 @pytest.mark.parametrize(

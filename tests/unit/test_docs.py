@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ci import docs, matrix
+from ci import docs, matrix, source
 from ci.errors import ConfigError, LintError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,9 +143,17 @@ def test_links_and_files_exist(page: Path) -> None:
         assert file in made or (ROOT / file).exists(), f"{page.name} names {file}"
 
 
-def record(folder: Path, target: str, verdict: str) -> None:
-    text = json.dumps({"target": target, "verdict": verdict, "device": "NVIDIA Test"})
-    (folder / f"{target}-{verdict}.json").write_text(text)
+KERNELS = source.kernels(source.digests(docs.ROOT))
+
+
+def record(folder: Path, target: str, verdict: str, kernels: str = KERNELS) -> None:
+    found = {
+        "target": target,
+        "verdict": verdict,
+        "device": "NVIDIA Test",
+        "source": {"kernels_sha256": kernels},
+    }
+    (folder / f"{target}-{verdict}-{kernels[:4]}.json").write_text(json.dumps(found))
 
 
 def test_run_on_hardware_needs_a_record(tmp_path: Path) -> None:
@@ -156,13 +164,19 @@ def test_run_on_hardware_needs_a_record(tmp_path: Path) -> None:
     record(tmp_path, "sm100a", "passed")
     with pytest.raises(ConfigError, match="has no pass"):
         docs.status(info, tmp_path)
+    record(tmp_path, "sm90a", "passed", "0" * 64)
+    assert docs.status(info, tmp_path) == "run on hardware (NVIDIA Test, kernels before a change)"
     record(tmp_path, "sm90a", "passed")
     assert docs.status(info, tmp_path) == "run on hardware (NVIDIA Test)"
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
-    [(b"\xff", "expected a JSON object, "), (b"{}", "expected target, verdict and device, ")],
+    [
+        (b"\xff", "expected a JSON object, "),
+        (b"{}", "expected target, verdict, device and "),
+        (b'{"source": []}', "expected target, verdict, device and "),
+    ],
 )
 def test_a_record_that_is_none_is_refused(data: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(data)
