@@ -15,9 +15,6 @@ from _inputs import Inputs
 
 Run = Callable[[Inputs], None]
 
-# Accuracy also runs FLA's other intra-chunk path (safe_gate off): same formula, other kernel.
-ACCURACY_ONLY = {"fla_no_safe_gate": "fla"}
-
 
 def _flash_kda(require_under: Path | None, **extra: str | int) -> Run:
     module = importlib.import_module("flash_kda")

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from _words import kernel_name
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-
-LONGEST = 160  # template arguments of CUTLASS kernels fill pages
-
-
-def _without_parameters(name: str) -> str:
-    """The name without the parameter list that ends it; other brackets, as of ``operator()``, stay."""
-    if not name.endswith(")"):
-        return name
-    depth = 0
-    for index in range(len(name) - 1, -1, -1):
-        depth += {")": 1, "(": -1}.get(name[index], 0)
-        if depth == 0:
-            return name[:index].rstrip()
-    return name
-
-
-def _without_templates(name: str) -> str:
-    """The name with each outermost list of template arguments as ``<...>``."""
-    name, before = name.replace("->", "."), ""
-    while name != before:
-        before, name = name, re.sub(r"<[^<>]*>", "\0", name)  # the innermost lists first
-    return name.replace("\0", "<...>")
-
-
-def kernel_name(name: str) -> str:
-    """A demangled name, short enough for a table: no return type, no parameters, no pages of templates."""
-    short = _without_parameters(name).removeprefix("void ")
-    return short if len(short) <= LONGEST else _without_templates(short)[:LONGEST]
 
 
 def on_device(events: Iterable[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from _kernels import kernel_name
+from _words import kernel_name
 
 SECTIONS = (
     "SpeedOfLight",

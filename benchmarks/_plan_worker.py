@@ -12,10 +12,11 @@ import torch
 from _cases import HEAD_DIM, Case
 from _impls import load
 from _inputs import Inputs, timing_inputs
-from _kernels import kernel_name, on_device
+from _kernels import on_device
 from _plan import SWEEP_HEADS, SWEEP_TOKENS, Point, Span, alternatives, point_times, points
 from _sink import Sink, guarded, machine
 from _timing import Call, input_sets, measure_cuda, sleep
+from _words import kernel_name
 from torch.profiler import ProfilerActivity, profile
 
 WARM, REPEATS = 5, 25  # calls of a point, the first for the clocks

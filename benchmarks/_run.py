@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import _peers
-import torch
 from _cases import AccuracyLine, Case
 from _report import finite
 
@@ -257,7 +256,11 @@ def installed_facts(run: Run) -> dict[str, Any]:
 
 
 def check_device(device: str) -> None:
-    """ValueError when the run is to be on a GPU and torch sees none."""
+    """ValueError without torch, or when the run is to be on a GPU and torch sees none."""
+    try:
+        import torch  # here alone: --help and --plot-from do without it
+    except ImportError as error:
+        raise ValueError(f"a run needs torch ({error}); run: pip install 'torch>=2.10'") from error
     if device != "cpu" and not torch.cuda.is_available():
         raise ValueError(
             "torch sees no GPU: use a machine with one; bench_prefill.py and bench_steps.py have a dry run: "

@@ -1,7 +1,8 @@
-"""Cases, implementations and machines in words, for tables (ci/docs.py, the scripts) and the picture."""
+"""Cases, implementations, kernels and machines in words: for ci/docs.py, the scripts and the picture."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 # tokenspeed-flashkda calls itself FlashKDA, as this project is called.
@@ -9,6 +10,8 @@ NAMES = {"ours": "flash-kda", "flashkda": "tokenspeed-flashkda", "fla": "FLA"}
 
 # Of what a profiled kernel's share of the peak is shown, by the key of the result file.
 LIMITS = {"issue": "issue", "tensor": "tensor", "shared": "shared", "l2": "L2", "dram": "DRAM"}
+
+LONGEST = 160  # template arguments of CUTLASS kernels fill pages
 
 
 def shape(row: dict[str, Any]) -> str:
@@ -52,3 +55,29 @@ def cells(kernel: dict[str, Any]) -> tuple[str, ...]:
     us = "-" if kernel["us"] is None else f"{kernel['us']:.1f}"
     found = [f"{stall['reason'].replace('_', ' ')} {percent(stall['share'])}" for stall in kernel["stalls"]]
     return (us, *(percent(kernel[key]) for key in LIMITS), ", ".join(found) or "-")
+
+
+def _without_parameters(name: str) -> str:
+    """The name without the parameter list that ends it; other brackets, as of ``operator()``, stay."""
+    if not name.endswith(")"):
+        return name
+    depth = 0
+    for index in range(len(name) - 1, -1, -1):
+        depth += {")": 1, "(": -1}.get(name[index], 0)
+        if depth == 0:
+            return name[:index].rstrip()
+    return name
+
+
+def _without_templates(name: str) -> str:
+    """The name with each outermost list of template arguments as ``<...>``."""
+    name, before = name.replace("->", "."), ""
+    while name != before:
+        before, name = name, re.sub(r"<[^<>]*>", "\0", name)  # the innermost lists first
+    return name.replace("\0", "<...>")
+
+
+def kernel_name(name: str) -> str:
+    """A demangled name, short enough for a table: no return type, no parameters, no pages of templates."""
+    short = _without_parameters(name).removeprefix("void ")
+    return short if len(short) <= LONGEST else _without_templates(short)[:LONGEST]

@@ -29,6 +29,7 @@ import _peers  # noqa: E402
 import _plot  # noqa: E402
 import _report  # noqa: E402
 import _run  # noqa: E402
+import _words  # noqa: E402
 import bench_prefill  # noqa: E402
 
 
@@ -257,7 +258,7 @@ def test_a_line_on_which_a_peer_is_better_is_marked() -> None:
     ],
 )
 def test_kernel_names_fit_a_table(raw: str, name: str) -> None:
-    assert _kernels.kernel_name(raw) == name
+    assert _words.kernel_name(raw) == name
 
 
 def event(name: str, start: float, us: float, device: str = "CUDA", **more: Any) -> SimpleNamespace:
@@ -397,6 +398,31 @@ def test_a_picture_that_cannot_be_made(
         (tmp_path / f"rows: {text}").write_text(f'{{"rows": {text}}}')
     assert bench_prefill.main(arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def without(modules: tuple[str, ...], script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A script of benchmarks/ where these modules cannot be imported."""
+    code = (
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({modules!r}))\n"
+        f"sys.path.insert(0, {str(BENCHMARKS)!r}); sys.argv = [{script!r}, *{arguments!r}]\n"
+        f"runpy.run_path({str(BENCHMARKS / script)!r}, run_name='__main__')"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("script", ["bench_prefill.py", "bench_plan.py", "bench_steps.py", "profile_rows.py"])
+def test_help_needs_no_torch(script: str) -> None:
+    done = without(("torch", "numpy"), script, "--help")
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: {script}"), done.stderr
+
+
+def test_a_picture_needs_no_torch_and_a_run_says_that_it_does(tmp_path: Path) -> None:
+    picture = ("--plot-from", str(RESULTS), "--plot", str(tmp_path / "a.png"))
+    done = without(("torch",), "bench_prefill.py", *picture)
+    assert done.returncode == 0 and (tmp_path / "a.png").is_file(), done.stderr
+    done = without(("torch",), "bench_prefill.py", "--seqlen", "8", "--device", "cpu", "--tiny")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("bench_prefill: a run needs torch (")
 
 
 def test_matplotlib_is_missed_before_the_run(
