@@ -28,8 +28,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def _read_line(text: str) -> dict[str, Any]:
     try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError) as error:
+        line = json.loads(text)
+        if not isinstance(line, dict) or "kind" not in line:
+            raise ValueError(f"expected an object with a kind, got {text:.80}")
+        return line
+    except ValueError as error:
         return {"kind": "error", "what": "a line of results", "error": f"cannot be read: {error}"}
 
 

@@ -217,6 +217,23 @@ def timed(case: str, ms: float, **changes: Any) -> dict[str, Any]:
     return {**line, "checksum": 5, "o_rms": 1.0, "s_rms": 2.0, **changes}
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (text, f"expected an object with a kind, got {text}")
+        for text in ("[]", "{}", "3", '[["kind", "time"]]')
+    ]
+    + [('{"kind": "ti', "Unterminated string")],
+)
+def test_a_line_that_is_no_result_is_an_error_among_them(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "ours.jsonl"
+    file.write_text(json.dumps(timed("c", 0.5)) + f"\n{text}\n")
+    lines = _report.read_lines(file)
+    assert len(_report.of_kind(lines, "time")) == 1
+    (problem,) = _report.errors({"ours": lines})
+    assert problem.startswith(f"ours: a line of results: cannot be read: {said}")
+
+
 def test_rows_join_what_the_processes_measured() -> None:
     case = _cases.make_case("c", 96, 1, 8192, None, ("flashkda", "fla"))
     lines = {"ours": [timed("c", 0.5)], "flashkda": [timed("c", 1.5)], "fla": []}
