@@ -123,6 +123,12 @@ def _over(value: float | None, base: float | None) -> str:
     return f"{value:.3f} ({value / base:.2f} x)" if base else f"{value:.3f}"
 
 
+_BLANK = (
+    "\nA blank cell was not measured: FLA tunes itself anew for each number of heads, packed or not, and "
+    "takes long; it runs the rows whose `peers` in [benchmarks/cases.toml](benchmarks/cases.toml) name it.\n"
+)
+
+
 def _times(row: dict[str, Any]) -> tuple[str, ...]:
     ours, peers = row["ours_ms"], row["peers"]
     others = [_over(peers.get(name), ours) for name in ("flashkda", "fla")]
@@ -155,7 +161,9 @@ def times_table(path: Path = RESULTS) -> str:
         f"Copy rate in the same run: {found['copy_gbps'] / 1000:.2f} TB/s.\n\n"
     )
     head = ("batch x tokens (D = 128)", "floor, ms", *(f"{name}, ms" for name in NAMES.values()))
-    return intro + table(head, (_times(row) for row in found["rows"])) + _picture(path.with_suffix(".png"))
+    lines = [_times(row) for row in found["rows"]]
+    blank = _BLANK if any("" in line for line in lines) else ""
+    return intro + table(head, lines) + blank + _picture(path.with_suffix(".png"))
 
 
 def _picture(path: Path) -> str:

@@ -227,6 +227,11 @@ def test_result_tables(tmp_path: Path) -> None:
     assert "| 1 x 8192, 96 heads | 0.250 | 0.500 (2.00 x) | 1.000 (2.00 x) |  |" in times
     assert "| packed 3 x 16, 2 heads | 0.100 |  |  | 2.000 |" in times
     assert "![" not in times
+    assert "A blank cell was not measured: FLA tunes itself" in times
+    full = {**RESULT["rows"][0], "peers": {"flashkda": 1.0, "fla": 2.0}}
+    path.write_text(json.dumps({**RESULT, "rows": [full]}))
+    assert "blank" not in docs.times_table(path)
+    path.write_text(json.dumps(RESULT))
     assert "| keys | 4.0e-03 / 3.0e-03 |  | 1.0e-01 / - |" in docs.errors_table(path)
 
 
