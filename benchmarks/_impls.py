@@ -75,7 +75,7 @@ def load(name: str, device: str, require_under: Path | None = None, **extra: int
     """The implementation's call. `require_under`: the folder a `flash_kda` must be imported from; `extra`:
     more arguments of ours."""
     if name == "ours":
-        # Named: a library that did not load is an error here, not a time of the slow torch backend.
+        # Named: a library that did not load is an error here, not a time of the slow reference backend.
         return _flash_kda(require_under, backend="cuda" if device == "cuda" else "auto", **extra)
     if name == "flashkda":
         return _flash_kda(require_under)

@@ -1,4 +1,4 @@
-"""FlashKDA: the forward of Kimi Delta Attention on NVIDIA GPUs, with a torch backend for any device.
+"""FlashKDA: the forward of Kimi Delta Attention on NVIDIA GPUs, with a reference backend for any device.
 
 Importing needs no GPU and no compiled library. Without a usable torch the import still succeeds, so that
 ``python -m flash_kda`` can say what is wrong; the calls then raise ImportError.

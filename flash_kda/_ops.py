@@ -2,7 +2,7 @@
 
 The compiled library defines ``flash_kda::fwd`` and its CUDA kernel. Without it the same schema is defined
 here, so that CPU and meta tensors, ``torch.compile`` and ``torch.export`` work on any machine.
-``fwd_reference`` is the torch backend as an operator of its own, for devices where ``fwd`` means the
+``fwd_reference`` is the reference backend as an operator of its own, for devices where ``fwd`` means the
 kernels.
 
 ``lower_bound`` is a float in both: 0.0 stands for the softplus gate (a bounded gate at 0 would never decay).

@@ -1,4 +1,5 @@
-"""The torch backend: any device, any K and V, both gates. Made to be right, then bearable on a CPU.
+"""The reference backend: torch on any device, any K and V, both gates. Made to be right, then bearable
+on a CPU.
 
 All sequences and heads advance together, one token a step. Sequences are ordered by length, so the ones
 still running are always the first rows of the state: no mask, no padding, and a sequence never meets

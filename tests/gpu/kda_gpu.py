@@ -13,7 +13,7 @@ from flash_kda.reference import kda_reference
 
 D = 128
 DEVICE = torch.device("cuda")
-BACKEND = "cuda"  # named, so that a refusal is an error and never a silent fall back to the torch backend
+BACKEND = "cuda"  # named, so that a refusal is an error and never a silent fall back to the reference backend
 
 WHOLE, HALF, QUARTER = "kda_fwd_kernel", "kda_fwd_half_kernel", "kda_fwd_quarter_kernel"
 STATE, SCAN = "kda_fwd_state_kernel", "kda_fwd_scan_kernel"  # run only where there are segments

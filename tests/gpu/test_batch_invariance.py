@@ -15,7 +15,7 @@ from kda_gpu import ORDER, SCAN, Problem, check, kernels, make, offsets, run, sa
 cuda_only = pytest.mark.cuda_only
 
 HEADS, VALUE_HEADS = 2, 6
-# A dry run takes the first of each: the torch backend ignores the one and is slow on the other.
+# A dry run takes the first of each: the reference backend ignores the one and is slow on the other.
 SEGMENTS = [0, *(pytest.param(n, marks=cuda_only) for n in (256, 1024))]
 # 94 chunks, the last of 12 tokens; whole chunks and whole segments.
 TOKENS = [1500, pytest.param(4096, marks=cuda_only)]

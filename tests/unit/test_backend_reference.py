@@ -1,4 +1,4 @@
-"""The torch backend against the oracle: gates at their bounds, repeated keys, lengths, views, isolation."""
+"""Backend reference against the oracle: gates at their bounds, repeated keys, lengths, views, isolation."""
 
 from __future__ import annotations
 

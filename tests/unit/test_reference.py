@@ -14,8 +14,8 @@ from flash_kda.reference import decay_log, kda_reference
 
 SMALL = {"B": 2, "T": 37, "H": 2, "HV": 4, "K": 8, "V": 6}
 ORACLE_BOUND = 1e-12  # two float64 evaluations of one formula
-OUT_BOUND = 2.5e-3  # torch backend: bf16 rounding of the output, 2^-9 at worst per element
-STATE_BOUND = 1e-6  # torch backend: fp32 rounding of the state
+OUT_BOUND = 2.5e-3  # reference backend: bf16 rounding of the output, 2^-9 at worst per element
+STATE_BOUND = 1e-6  # reference backend: fp32 rounding of the state
 
 
 def sigmoid(x: Any) -> Any:
