@@ -87,12 +87,19 @@ def test_a_call_takes_the_path_the_trace_describes() -> None:
         assert step in calls, f"after the steps before it, the call never entered {step[0]} {step[1]}"
 
 
-def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_examples_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert examples, "README.md has no Python example"
+    assert len(examples) == 2, "README.md has not the two Python examples: a batch, and packed sequences"
+    names: dict[str, Any] = {}
     for code in examples:
-        exec(compile(code, "README.md", "exec"), {})
-    assert "[2, 50, 4, 128]" in capsys.readouterr().out
+        exec(compile(code, "README.md", "exec"), names)
+    said = capsys.readouterr().out.splitlines()
+    for line, shapes in zip(said, re.findall(r"print\(.*#(.*)", "".join(examples)), strict=True):
+        assert re.findall(r"\[.*?\]", line) == re.findall(r"\[.*?\]", shapes)
+    assert names["cu_seqlens"].tolist() == [0, 30, 30, 37, 50]
+    assert torch.equal(names["o_row"][0], names["o"])
 
 
 def test_the_first_commands_are_the_two() -> None:
