@@ -151,7 +151,9 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def time_table(result: dict[str, Any]) -> str:
     """The times as fixed-width text."""
-    head = f"{'case':18s} {'floor':>7s} {'ours':>8s} {'x floor':>7s} {'TFLOP/s':>7s} {'GB/s':>6s}"
+    head = (
+        f"{'case, times in ms':18s} {'floor':>7s} {'ours':>8s} {'x floor':>7s} {'TFLOP/s':>7s} {'GB/s':>6s}"
+    )
     head += f" {'flashkda':>8s} {'x':>5s} {'fla':>8s} {'x':>5s} {'+-%':>5s} {'host us':>7s}"
     lines = [head]
     for row in result["rows"]:

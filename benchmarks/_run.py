@@ -20,6 +20,7 @@ from typing import Any
 import _peers
 from _cases import AccuracyLine, Case
 from _report import finite
+from _words import shape
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
@@ -56,6 +57,23 @@ def add_run_options(parser: argparse.ArgumentParser, timeout_s: int) -> None:
         default=timeout_s,
         help="seconds that one process may take (default %(default)s)",
     )
+
+
+def dry_run_lines(args: argparse.Namespace, result: dict[str, Any]) -> list[str]:
+    """Said before the tables of a dry run, which look like any others: that it is one, and the sizes that
+    really ran. Nothing for any other run."""
+    found = []
+    if args.device == "cpu":
+        found.append("DRY RUN on the CPU: no time below says anything about a GPU")
+    if args.tiny:
+        found.append("DRY RUN with shrunk sizes (--tiny); what really ran under each name:")
+        found += [f"  {row['case']:18s} {shape(row)}" for row in result["rows"]]
+        if setup := result.get("accuracy_setup"):
+            found.append(
+                f"  {'relative error':18s} {setup['batch']} draws of {setup['seqlen']} tokens, "
+                f"{setup['nheads']} heads"
+            )
+    return found
 
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:

@@ -32,6 +32,7 @@ from _run import (
     add_options,
     check_device,
     check_writable,
+    dry_run_lines,
     end,
     gather_facts,
     prepared,
@@ -201,7 +202,7 @@ def benchmark(args: argparse.Namespace) -> int:
         results, problems = run_all(run)
     result = build_result(cases, results, {**facts, "problems": problems})
     measured = any(row["ours_ms"] for row in result["rows"]) or result["accuracy"]
-    text = tables(result, csv=args.csv == "-")
+    text = "\n".join([*dry_run_lines(args, result), tables(result, csv=args.csv == "-")])
     if not measured:
         return publish(result, None, f"{text}\nnothing of ours was measured: no file is written")
     code = publish(result, args.json, text, csv and (csv, to_csv(result)))

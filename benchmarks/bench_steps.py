@@ -30,6 +30,7 @@ from _run import (
     add_dry_run,
     add_run_options,
     check_device,
+    dry_run_lines,
     gather_facts,
     prepared,
     publish,
@@ -208,7 +209,9 @@ def benchmark(args: argparse.Namespace) -> int:
     result = build(cases, wheels, results, problems + found)
     if all(ms is None for row in result["rows"] for ms in row["ms"]):
         return publish_nothing("nothing was timed", result["problems"], args.json)
-    return publish(result, args.json, f"{machine(result)}\n{step_table(result)}")
+    return publish(
+        result, args.json, "\n".join([*dry_run_lines(args, result), machine(result), step_table(result)])
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -482,6 +482,9 @@ def test_the_whole_command_in_a_dry_run(tmp_path: Path) -> None:
     code, result, text = dry_run(fake_peer(tmp_path / "peer", "s"), out, "h200")
     assert code == 0, text
     assert text.count("none (cpu)") == 2 * 16
+    sizes = ["t8192_h96          1 x 24, 2 heads", "relative error     2 draws of 40 tokens, 1 heads"]
+    for said in ("DRY RUN on the CPU", "DRY RUN with shrunk sizes", *sizes, "case, times in ms"):
+        assert said in text
     assert described(out.with_suffix(".png"))["Description"] == _plot.digest(result)
     wanted = {"device", "driver", "torch", "date", "commit", "wheel_sha256", "copy_gbps", "rows", "accuracy"}
     assert wanted <= set(result)
@@ -493,6 +496,11 @@ def test_the_whole_command_in_a_dry_run(tmp_path: Path) -> None:
     assert str(ROOT) not in json.dumps(result) and str(tmp_path) not in json.dumps(result)
     for line in result["accuracy"]:
         assert 0 < line["ours"]["o"] < 5e-3 and line["flashkda"]["s"] < 1e-6
+
+
+def test_a_run_that_is_no_dry_run_says_nothing_of_one() -> None:
+    args = bench_prefill.parse_args(["--seqlen", "8"])
+    assert _run.dry_run_lines(args, {"rows": [{"case": "c"}]}) == []
 
 
 def test_each_process_runs_the_package_of_its_folder(tmp_path: Path) -> None:

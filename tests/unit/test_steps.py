@@ -83,7 +83,9 @@ def test_two_wheels_in_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert len(row["ms"]) == 2 and min(*row["ms"], row["again_ms"]) > 0
     assert str(tmp_path) not in out.read_text() and str(ROOT) not in out.read_text()
     said = capsys.readouterr()
-    assert said.out.splitlines()[1].split() == ["ms", "aaaaaaaaaa", "bbbbbbbbbb+", "again", "noise"]
+    assert said.out.startswith("DRY RUN on the CPU")
+    assert "  varlen64x128_h32   packed 5 + 5 + 5 + 5, 2 heads\n" in said.out
+    assert said.out.splitlines()[5].split() == ["ms", "aaaaaaaaaa", "bbbbbbbbbb+", "again", "noise"]
     order = ["running 1-aaaaaaaaaa ...", "running 2-bbbbbbbbbb ...", "running 1-aaaaaaaaaa-again ..."]
     assert said.err.splitlines() == order
 
