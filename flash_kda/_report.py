@@ -273,8 +273,11 @@ def _recorded(record: dict[str, Any] | None, key: str) -> Any:
 
 def library_problems(library: dict[str, Any], record: dict[str, Any] | None) -> list[str]:
     """What is wrong with the compiled library: what it, its record and its bytes say must agree."""
-    if library["code"] in (_library.MISSING_FILE, NO_TORCH):
+    if library["code"] == NO_TORCH:
         return []
+    if library["code"] == _library.MISSING_FILE:
+        runs = "calls run on the backend named below, slowly if it is reference"
+        return [f"no compiled kernels, {runs}: {library['text']}"]
     problems = []
     if library["code"] != _library.LOADED:
         problems.append(library["text"])

@@ -138,7 +138,7 @@ def library(code: str = "loaded", **change: Any) -> dict[str, Any]:
         (library(version=flash_kda.__version__ + "+cu130"), {}, None),
         (library(images_error="cut short"), {}, "cut short"),
         (library("undefined_symbol"), None, "the text"),
-        (library("missing_file", images=[], built=[]), None, None),
+        (library("missing_file", images=[], built=[]), None, "slowly if it is reference: the text"),
     ],
 )
 def test_what_the_library_says_must_agree_with_its_bytes(facts: Any, record: Any, says: str | None) -> None:
