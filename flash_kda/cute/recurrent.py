@@ -8,14 +8,16 @@ BLOCK_ROWS rows of it, a warp ROWS of them, a lane CHANNELS neighbouring channel
 
     row(block, warp, r) = slice * BLOCK_ROWS + warp * ROWS + r        channel(lane, c) = lane * CHANNELS + c
 
-Rows do not interact, so neither do warps: no shared memory, no barriers. Only sums over channels cross lanes.
-Per token, with S' the decayed state::
+Rows do not interact; only sums over channels cross lanes, and none cross warps. Per token, S' the decayed
+state::
 
     S' = S diag(exp g)       e = b (v - S' k^)       S = S' + e k^T       o = S q^ = S' q^ + e (k^ . q^)
 
-so that both products with the state are summed over the lanes together. ``k^ . q^``, the norms and the
-activations of the next token do not depend on the state and are computed while the sums are under way; the
-inputs of the token after that are on their way from memory.
+so that both products with the state are summed over the lanes together. What of a token needs no state
+(norms, activations, ``k^ . q^``) is computed once a block: tokens go in groups of WARPS, each warp prepares
+one of them and leaves it in shared memory for all. There are two places for a group. While a group advances
+the state, the inputs of the next are on their way from memory; at its end they are prepared into the other
+place, then comes the one barrier of a group. A place is overwritten a barrier after it was last read.
 
 No block reads what another one writes, and a lane reads its part of ``initial_state`` before it writes the
 same part of ``final_state``: they may be one tensor.
@@ -39,7 +41,7 @@ WARP = 32
 CHANNELS = DIM // WARP  # k channels of a lane
 ROWS = 8  # state rows of a warp
 WARPS = 4
-BLOCK_ROWS = ROWS * WARPS
+BLOCK_ROWS = ROWS * WARPS  # a warp's lanes load the block's part of v, one row each
 SLICES = DIM // BLOCK_ROWS  # blocks that share a state
 ROW_LANES = WARP // ROWS  # lanes that end up with the same row's sum
 MAX_GRID_Y = 65535
@@ -51,6 +53,12 @@ FP32_BYTES = 4
 # log1p(e) = 2 atanh(s), s = e / (2 + e) <= 1/3 for e <= 1: s^14/15 < 2e-8 of the sum is left out. The hardware's
 # logarithm has an absolute error of 2^-22 near 1, which a large exp(A_log) would turn into a wrong decay.
 ATANH_TERMS = 7
+
+
+# A prepared token in shared memory, in floats: k^, q^ and the decay, then v of the block's rows, b, k^ . q^.
+READY_K, READY_Q, READY_DECAY, READY_V = 0, DIM, 2 * DIM, 3 * DIM
+READY_BETA, READY_DOT = READY_V + BLOCK_ROWS, READY_V + BLOCK_ROWS + 1
+READY = READY_V + BLOCK_ROWS + 4  # vectors of the next token on a 16-byte boundary
 
 
 class DeviceArguments(Arguments):
@@ -135,12 +143,13 @@ class Inputs:
 
     ``starts`` are the addresses of the sequence's first token, ``steps`` the bytes from token to token: the
     same in the whole block, which lets them live in uniform registers. ``offsets`` are the lane's bytes in a
-    token: of q, k, g its CHANNELS channels, of v and out row ``lane // ROW_LANES`` of the warp's.
+    token: of q, k, g its CHANNELS channels, of v (prepared for the block) row ``lane`` of the block's, of out
+    row ``lane // ROW_LANES`` of the warp's.
     """
 
-    def __init__(self, a: Any, batch: Any, first: Any, head: Any, first_row: Any, lane: Any) -> None:
-        key_head = Int64(head // Int32(a.group))
-        value_head = Int64(head)
+    def __init__(self, a: Any, batch: Any, first: Any, place: "Place") -> None:
+        key_head = Int64(place.head // Int32(a.group))
+        value_head = Int64(place.head)
         heads = {
             "q": key_head * a.q_head,
             "k": key_head * a.k_head,
@@ -156,9 +165,15 @@ class Inputs:
             elements = batch * getattr(a, f"{name}_batch") + first * token + offset
             self.starts[name] = getattr(a, name) + elements * BF16_BYTES
             self.steps[name] = token * BF16_BYTES
-        channel = lane * (CHANNELS * BF16_BYTES)
-        row = (first_row + lane // ROW_LANES) * BF16_BYTES
-        self.offsets = {"q": channel, "k": channel, "g": channel, "v": row, "out": row, "beta": Int32(0)}
+        channels = place.lane * (CHANNELS * BF16_BYTES)
+        self.offsets = {
+            "q": channels,
+            "k": channels,
+            "g": channels,
+            "v": (place.block_row + place.lane) * BF16_BYTES,
+            "out": (place.warp_row + place.lane // ROW_LANES) * BF16_BYTES,
+            "beta": Int32(0),
+        }
 
 
 def _address(inputs: Inputs, name: str, token: Any) -> Any:
@@ -176,17 +191,17 @@ def _load(inputs: Inputs, token: Any) -> tuple[Any, ...]:
 class Gate:
     """The lane's constants of the gate."""
 
-    def __init__(self, a: Any, head: Any, lane: Any, variant: Variant) -> None:
+    def __init__(self, a: Any, place: "Place", variant: Variant) -> None:
         self.softplus = variant.softplus
         rate = Float32(1.0)
         if variant.has_rate:
-            rate = _exp2(_scalar(a.A_log + Int64(head) * FP32_BYTES, Float32)[0] * Float32(LOG2_E))
+            rate = _exp2(_scalar(a.A_log + Int64(place.head) * FP32_BYTES, Float32)[0] * Float32(LOG2_E))
         self.rate = rate * Float32(LOG2_E)
         self.bound = a.lower_bound * Float32(LOG2_E)
         self.bias = [Float32(0.0)] * CHANNELS
         if variant.has_bias:
             # Only 4-byte aligned: a view into a larger buffer of parameters is allowed.
-            first = a.dt_bias + (Int64(head) * DIM + Int64(lane * CHANNELS)) * FP32_BYTES
+            first = a.dt_bias + (Int64(place.head) * DIM + Int64(place.lane * CHANNELS)) * FP32_BYTES
             self.bias = [_scalar(first + c * FP32_BYTES, Float32)[0] for c in range(CHANNELS)]
 
 
@@ -198,14 +213,8 @@ def _decay(gate: Gate, g: Any, c: int) -> Any:
     return _exp2(gate.bound * _sigmoid_log2(gate.rate * z))
 
 
-# A token ready for the state: CHANNELS of k^, q^ and the decay each, then v, b and k^ . q^.
-K, Q, DECAY = 0, CHANNELS, 2 * CHANNELS
-VALUE, BETA, DOT = 3 * CHANNELS, 3 * CHANNELS + 1, 3 * CHANNELS + 2
-READY = 3 * CHANNELS + 3
-
-
-def _prepare(raw: tuple[Any, ...], gate: Gate, scale: Any, ready: Any) -> None:
-    """Everything of a token that needs no state, into the registers ``ready``."""
+def _prepare(raw: tuple[Any, ...], gate: Gate, scale: Any, ready: Any, lane: Any) -> None:
+    """Everything of a token that needs no state, into its floats ``ready`` in shared memory; a whole warp."""
     q, k, g = (vector.to(Float32) for vector in raw[:3])
     square_q = square_k = dot = Float32(0.0)
     for c in range(CHANNELS):
@@ -215,62 +224,84 @@ def _prepare(raw: tuple[Any, ...], gate: Gate, scale: Any, ready: Any) -> None:
     eps = Float32(NORM_EPS)
     scale_q = cute.math.rsqrt(_sum_lanes(square_q) + eps, approx=True, ftz=True) * scale
     scale_k = cute.math.rsqrt(_sum_lanes(square_k) + eps, approx=True, ftz=True)
-    for c in range(CHANNELS):
-        ready[K + c] = k[c] * scale_k
-        ready[Q + c] = q[c] * scale_q
-        ready[DECAY + c] = _decay(gate, g[c], c)
-    ready[VALUE] = raw[3].to(Float32)
-    ready[BETA] = _sigmoid_log2(raw[4].to(Float32) * Float32(LOG2_E))
-    ready[DOT] = _sum_lanes(dot) * scale_k * scale_q
+    dot = _sum_lanes(dot) * scale_k * scale_q
+    vectors = {
+        READY_K: [k[c] * scale_k for c in range(CHANNELS)],
+        READY_Q: [q[c] * scale_q for c in range(CHANNELS)],
+        READY_DECAY: [_decay(gate, g[c], c) for c in range(CHANNELS)],
+    }
+    for first, values in vectors.items():
+        _store_four(_shared_vector(ready, first, lane), values)
+    ready[READY_V + lane] = raw[3].to(Float32)
+    ready[READY_BETA] = _sigmoid_log2(raw[4].to(Float32) * Float32(LOG2_E))  # the same from every lane
+    ready[READY_DOT] = dot
 
 
-def _dot(state: Any, r: int, ready: Any, first: int) -> Any:
-    total = state[r, 0] * ready[first]
+def _shared_vector(ready: Any, first: int, lane: Any) -> Any:
+    """The lane's CHANNELS floats of one of a prepared token's vectors."""
+    pointer = (ready.iterator + first + lane * CHANNELS).align(CHANNELS * FP32_BYTES)
+    return cute.make_tensor(pointer, cute.make_layout(CHANNELS))
+
+
+def _store_four(target: Any, values: list[Any]) -> None:
+    registers = cute.make_rmem_tensor(CHANNELS, Float32)
+    for c, value in enumerate(values):
+        registers[c] = value
+    target.store(registers.load())
+
+
+def _dot(state: Any, r: int, vector: Any) -> Any:
+    total = state[r, 0] * vector[0]
     for c in range(1, CHANNELS):
-        total = total + state[r, c] * ready[first + c]
+        total = total + state[r, c] * vector[c]
     return total
 
 
 @cute.jit
-def _advance(state: Any, ready: Any, lane: Int32, out: Int64):
+def _advance(state: Any, ready: Any, place: cutlass.Constexpr, out: Int64):
     """One token: updates the lane's part of the state and writes the warp's ROWS outputs."""
+    lane = place.lane
+    decay = _shared_vector(ready, READY_DECAY, lane).load()
+    k = _shared_vector(ready, READY_K, lane).load()
+    q = _shared_vector(ready, READY_Q, lane).load()
     for r in cutlass.range_constexpr(ROWS):
         for c in cutlass.range_constexpr(CHANNELS):
-            state[r, c] = state[r, c] * ready[DECAY + c]
-    seen = _sum_rows([_dot(state, r, ready, K) for r in range(ROWS)], lane)
-    output = _sum_rows([_dot(state, r, ready, Q) for r in range(ROWS)], lane)
-    error = ready[BETA] * (ready[VALUE] - seen)
+            state[r, c] = state[r, c] * decay[c]
+    seen = _sum_rows([_dot(state, r, k) for r in range(ROWS)], lane)
+    output = _sum_rows([_dot(state, r, q) for r in range(ROWS)], lane)
+    value = ready[READY_V + place.warp * ROWS + lane // ROW_LANES]
+    error = ready[READY_BETA] * (value - seen)
     if lane % ROW_LANES == 0:
-        _scalar(out, BFloat16)[0] = (output + error * ready[DOT]).to(BFloat16)
+        _scalar(out, BFloat16)[0] = (output + error * ready[READY_DOT]).to(BFloat16)
     for r in cutlass.range_constexpr(ROWS):
         row_error = cute.arch.shuffle_sync(error, r * ROW_LANES)
         for c in cutlass.range_constexpr(CHANNELS):
-            state[r, c] = state[r, c] + row_error * ready[K + c]
+            state[r, c] = state[r, c] + row_error * k[c]
 
 
-def _state_rows(address: Any, dtype: str, pair: Any, first_row: Any, lane: Any) -> list[Any]:
+def _state_rows(address: Any, dtype: str, place: "Place") -> list[Any]:
     """The lane's CHANNELS channels of each of its ROWS rows of a state in memory."""
     kind = BFloat16 if dtype == BFLOAT16 else Float32
     size = kind.width // 8
-    first = address + ((pair * DIM + Int64(first_row)) * DIM + Int64(lane * CHANNELS)) * size
+    first = address + ((place.pair * DIM + Int64(place.warp_row)) * DIM + Int64(place.lane * CHANNELS)) * size
     return [_vector(first + r * DIM * size, kind, CHANNELS, CHANNELS * size) for r in range(ROWS)]
 
 
-def _load_state(a: Any, variant: Variant, pair: Any, first_row: Any, lane: Any, state: Any) -> None:
+def _load_state(a: Any, variant: Variant, place: "Place", state: Any) -> None:
     if variant.initial_state is None:
         state.fill(0.0)
         return
-    vectors = [row.load() for row in _state_rows(a.initial_state, variant.initial_state, pair, first_row, lane)]
+    vectors = [row.load() for row in _state_rows(a.initial_state, variant.initial_state, place)]
     for r, vector in enumerate(vectors):
         values = vector.to(Float32)
         for c in range(CHANNELS):
             state[r, c] = values[c]
 
 
-def _store_state(a: Any, variant: Variant, pair: Any, first_row: Any, lane: Any, state: Any) -> None:
+def _store_state(a: Any, variant: Variant, place: "Place", state: Any) -> None:
     if variant.final_state is None:
         return
-    for r, row in enumerate(_state_rows(a.final_state, variant.final_state, pair, first_row, lane)):
+    for r, row in enumerate(_state_rows(a.final_state, variant.final_state, place)):
         row.store(state[r, None].load().to(row.element_type))
 
 
@@ -290,28 +321,44 @@ def _span(a: Any, variant: Variant, n: Any) -> tuple[Any, Any, Any]:
     return Int64(0), ends[0], Int32(cutlass.max(ends[1] - ends[0], Int64(0)))
 
 
+class Place:
+    """Which part of the work a lane has: warp and lane, value head, rows, and n * HV + head (64 bits)."""
+
+    def __init__(self, a: Any, n: Any, x: Any, thread: Any) -> None:
+        self.warp = cute.arch.make_warp_uniform(thread // WARP)
+        self.lane = thread % WARP
+        self.head = x // SLICES
+        self.block_row = (x % SLICES) * BLOCK_ROWS
+        self.warp_row = self.block_row + self.warp * ROWS
+        self.pair = n * a.value_heads + Int64(self.head)
+
+
 @cute.jit
-def _sequence(a: Any, variant: cutlass.Constexpr, n: Int64, head: Int32, first_row: Int32, lane: Int32):
+def _sequence(a: Any, variant: cutlass.Constexpr, n: Int64, place: cutlass.Constexpr):
     """The warp's rows of one (sequence, value head), first token to last."""
-    pair = n * a.value_heads + Int64(head)
     state = cute.make_rmem_tensor((ROWS, CHANNELS), Float32)
-    ready = cute.make_rmem_tensor(READY, Float32)
-    _load_state(a, variant, pair, first_row, lane, state)
+    _load_state(a, variant, place, state)
     batch, first, length = _span(a, variant, n)
-    if length > 0:
-        inputs = Inputs(a, batch, first, head, first_row, lane)
-        gate = Gate(a, head, lane, variant)
+    if length > 0:  # the same in the whole block, as everything that a barrier depends on
+        ready = cutlass.utils.SmemAllocator().allocate_tensor(
+            Float32, cute.make_layout((READY, WARPS, 2)), byte_alignment=16
+        )
+        inputs = Inputs(a, batch, first, place)
+        gate = Gate(a, place, variant)
         last = length - 1
-        raw = _load(inputs, Int32(0))
-        following = _load(inputs, cutlass.min(Int32(1), last))
-        _prepare(raw, gate, a.scale, ready)
-        for token in cutlass.range(last, unroll=1):
-            ahead = _load(inputs, cutlass.min(token + 2, last))
-            _advance(state, ready, lane, _address(inputs, "out", token))
-            _prepare(following, gate, a.scale, ready)
-            following = ahead
-        _advance(state, ready, lane, _address(inputs, "out", last))
-    _store_state(a, variant, pair, first_row, lane, state)
+        if place.warp < length:
+            _prepare(_load(inputs, place.warp), gate, a.scale, ready[None, place.warp, 0], place.lane)
+        cute.arch.sync_threads()
+        for group in cutlass.range((length + WARPS - 1) // WARPS, unroll=1):
+            begin = group * WARPS
+            mine = begin + WARPS + place.warp
+            raw = _load(inputs, cutlass.min(mine, last))
+            for token in cutlass.range(begin, cutlass.min(begin + WARPS, length), unroll=1):
+                _advance(state, ready[None, token - begin, group % 2], place, _address(inputs, "out", token))
+            if mine < length:
+                _prepare(raw, gate, a.scale, ready[None, place.warp, (group + 1) % 2], place.lane)
+            cute.arch.sync_threads()
+    _store_state(a, variant, place, state)
 
 
 @cute.kernel
@@ -321,9 +368,8 @@ def flash_kda_recurrent(a: DeviceArguments, variant: cutlass.Constexpr):
     _, height, _ = cute.arch.grid_dim()
     thread, _, _ = cute.arch.thread_idx()
     n = Int64(z) * Int64(height) + Int64(y)
-    first_row = (x % SLICES) * BLOCK_ROWS + (thread // WARP) * ROWS
     if n < a.sequences:
-        _sequence(a, variant, n, x // SLICES, first_row, thread % WARP)
+        _sequence(a, variant, n, Place(a, n, x, thread))
 
 
 @cute.jit
