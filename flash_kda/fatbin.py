@@ -53,7 +53,9 @@ class Image:
 
 
 @dataclass(frozen=True)
-class _Section:
+class Section:
+    """An ELF section: its name, its type, and the bytes of the file it takes."""
+
     name: bytes
     kind: int
     offset: int
@@ -77,7 +79,8 @@ def _section_headers(data: bytes) -> tuple[list[tuple[int, ...]], int]:
     return headers, names
 
 
-def _sections(data: bytes) -> list[_Section]:
+def sections(data: bytes) -> list[Section]:
+    """The sections of a 64-bit little-endian ELF file; FatbinError when it is cut short."""
     headers, names = _section_headers(data)
     strings = headers[names][4]
     found = []
@@ -85,7 +88,7 @@ def _sections(data: bytes) -> list[_Section]:
         end = data.find(b"\0", strings + name_at)
         if end < 0 or (kind != _SECTION_NOBITS and offset + size > len(data)):
             raise FatbinError(f"a section reaches past the end of the file ({len(data)} bytes)")
-        found.append(_Section(data[strings + name_at : end], kind, offset, size))
+        found.append(Section(data[strings + name_at : end], kind, offset, size))
     return found
 
 
@@ -140,13 +143,11 @@ def _blocks(data: bytes) -> list[bytes]:
     if data[:4] != _ELF_MAGIC or data[4:6] != _ELF64_LITTLE:
         start = data[:6].hex() or "nothing"
         raise FatbinError(f"not a 64-bit little-endian ELF file nor a fat binary: starts with {start}")
-    sections = _sections(data)
-    if any(s.name == RELOCATABLE_SECTION and s.size for s in sections):
+    found = sections(data)
+    if any(s.name == RELOCATABLE_SECTION and s.size for s in found):
         raise FatbinError("holds relocatable device code (__nv_relfatbin), which this reader does not know")
     return [
-        data[s.offset : s.offset + s.size]
-        for s in sections
-        if s.name == SECTION and s.kind != _SECTION_NOBITS
+        data[s.offset : s.offset + s.size] for s in found if s.name == SECTION and s.kind != _SECTION_NOBITS
     ]
 
 
