@@ -49,6 +49,12 @@ def tests(session: nox.Session) -> None:
     call(session, "tests")
 
 
+@nox.session
+def cute_tests(session: nox.Session) -> None:
+    """The CuTe DSL's kernels without a GPU, beside every locked DSL, or ``-- --dsl 4.8.1`` for one."""
+    call(session, "cute_tests")
+
+
 @nox.session(venv_backend="none")
 def gpu_tests(session: nox.Session) -> None:
     """Test a wheel on its GPU beside the active Python's torch: ``-- --target sm90a --fla-path DIR``."""

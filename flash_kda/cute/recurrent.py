@@ -348,9 +348,9 @@ def _sequence(a: Any, variant: cutlass.Constexpr, n: Int64, place: cutlass.Const
     _load_state(a, variant, place, state)
     batch, first, length = _span(a, variant, n)
     if length > 0:  # the same in the whole block, as everything that a barrier depends on
-        ready = cutlass.utils.SmemAllocator().allocate_tensor(
-            Float32, cute.make_layout((READY, WARPS, 2)), byte_alignment=16
-        )
+        # Not SmemAllocator, which has moved to another module and warns in its old place.
+        shared = cute.arch.alloc_smem(Float32, 2 * WARPS * READY, 16)
+        ready = cute.make_tensor(shared, cute.make_layout((READY, WARPS, 2)))
         inputs = Inputs(a, batch, first, place)
         gate = Gate(a, place, variant)
         last = length - 1

@@ -33,11 +33,12 @@ class Instruction:
 
 @dataclass
 class Program:
-    """A kernel: instructions, where labels point, names of parameters in order, bytes of shared memory."""
+    """A kernel: instructions, where labels point, names of parameters in order, its array in shared memory."""
 
     code: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
-    parameters: list[tuple[str, str]] = field(default_factory=list)
+    parameters: list[str] = field(default_factory=list)
+    shared: tuple[str, int] = ("", 0)  # name and bytes
 
 
 def _operands(text: str) -> tuple[Any, ...]:
@@ -59,8 +60,11 @@ def parse(text: str) -> Program:
     program = Program()
     for line in text.splitlines():
         line = line.split("//")[0].strip()
-        if match := re.match(r"\.param \.(\w+) (\w+),?", line):
-            program.parameters.append((match.group(2), match.group(1)))
+        if match := re.match(r"\.param \.\w+ (\w+),?", line):
+            program.parameters.append(match.group(1))
+        elif match := re.match(r"\.shared \.align \d+ \.b8 (\w+)\[(\d+)\];", line):
+            assert program.shared[1] == 0, "more than one array in shared memory"
+            program.shared = match.group(1), int(match.group(2))
         elif match := re.match(r"(\$\w+):", line):
             program.labels[match.group(1)] = len(program.code)
         elif not line.startswith(".") and (match := _LINE.match(line)):
@@ -194,6 +198,9 @@ class Warp:
         target, operand = op.operands[:2]
         if source == "bf16":
             value = (self.read(operand, "u2").astype("u4") << 16).view("f4")
+        elif to == "bf16x2":
+            high, low = (_to_bf16(self.read(x, "f4")).astype("u4") for x in op.operands[1:])
+            value = high << 16 | low
         elif to == "bf16":
             value = _to_bf16(self.read(operand, "f4"))
         else:
@@ -285,19 +292,19 @@ def run_block(
     block: tuple[int, int, int],
     grid: tuple[int, int, int],
     warps: int,
-    shared_bytes: int,
 ) -> None:
     """Runs one block; ``values`` are the bits of the kernel's parameters in order."""
     shared = Memory()
     base = 4096
-    shared.blocks.append((base, np.full(shared_bytes, 0xFF, "u1")))
+    name, size = program.shared
+    shared.blocks.append((base, np.full(size, 0xFF, "u1")))
     lanes = np.arange(WARP)
     running = []
     for warp in range(warps):
-        constants: dict[str, Any] = {"%tid.x": lanes + warp * WARP, "__dynamic_shmem__0": base}
+        constants: dict[str, Any] = {"%tid.x": lanes + warp * WARP, name: base}
         for i, letter in enumerate("xyz"):
             constants[f"%ctaid.{letter}"], constants[f"%nctaid.{letter}"] = block[i], grid[i]
-        constants |= {name: value for (name, _), value in zip(program.parameters, values, strict=True)}
+        constants |= {name: value for name, value in zip(program.parameters, values, strict=True)}
         running.append(Warp(program, constants, memory, shared).run())
     while running:
         going = [warp for warp in running if next(warp, StopIteration) is None]
