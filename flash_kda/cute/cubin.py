@@ -81,5 +81,7 @@ def recorded_arch(data: bytes) -> str:
     if not lines and (old := _arch_in_flags(data)) is not None:
         return old
     if len(archs) != 1:
-        raise FatbinError(f"expected one -arch in the recorded options {SECTION.decode()}, got {sorted(archs)}")
+        raise FatbinError(
+            f"expected one -arch in the recorded options {SECTION.decode()}, got {sorted(archs)}"
+        )
     return archs.pop()

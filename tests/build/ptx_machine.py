@@ -2,8 +2,8 @@
 
 Knows the instructions that the recurrent kernel is made of and no others (KeyError else). The lanes of a warp
 run together, those furthest behind first, which brings them together again after a branch; warps take turns
-at ``bar.sync``. Shared memory is poisoned with NaN, global memory is the arrays handed in: an access outside of
-them, or not aligned to its size, is an AssertionError. Arithmetic is numpy's in fp32; a fused multiply-add is
+at ``bar.sync``. Shared memory is poisoned with NaN, global memory is the arrays handed in: an access outside
+of them, or not aligned to its size, is an AssertionError. Arithmetic is numpy's in fp32; a fused multiply-add is
 computed in float64 and rounded once; approximations are exact.
 """
 
@@ -17,7 +17,16 @@ from typing import Any
 import numpy as np
 
 WARP = 32
-_TYPES = {"b16": "u2", "u16": "u2", "b32": "u4", "u32": "u4", "s32": "i4", "f32": "f4", "b64": "u8", "u64": "u8"}
+_TYPES = {
+    "b16": "u2",
+    "u16": "u2",
+    "b32": "u4",
+    "u32": "u4",
+    "s32": "i4",
+    "f32": "f4",
+    "b64": "u8",
+    "u64": "u8",
+}
 _TYPES |= {"s64": "i8", "bf16": "u2", "pred": "?", "b8": "u1"}
 _LINE = re.compile(r"^(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)\s*(.*);$")
 
@@ -33,7 +42,7 @@ class Instruction:
 
 @dataclass
 class Program:
-    """A kernel: instructions, where labels point, names of parameters in order, its array in shared memory."""
+    """A kernel: instructions, where labels point, parameters in order, its array in shared memory."""
 
     code: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
@@ -292,8 +301,13 @@ def run_block(
     block: tuple[int, int, int],
     grid: tuple[int, int, int],
     warps: int,
+    backwards: bool = False,
 ) -> None:
-    """Runs one block; ``values`` are the bits of the kernel's parameters in order."""
+    """Runs one block; ``values`` are the bits of the kernel's parameters in order.
+
+    Between two barriers each warp runs alone, the first one first, or ``backwards``: where that changes a
+    result, warps race.
+    """
     shared = Memory()
     base = 4096
     name, size = program.shared
@@ -304,9 +318,12 @@ def run_block(
         constants: dict[str, Any] = {"%tid.x": lanes + warp * WARP, name: base}
         for i, letter in enumerate("xyz"):
             constants[f"%ctaid.{letter}"], constants[f"%nctaid.{letter}"] = block[i], grid[i]
-        constants |= {name: value for name, value in zip(program.parameters, values, strict=True)}
+        constants |= dict(zip(program.parameters, values, strict=True))
         running.append(Warp(program, constants, memory, shared).run())
+    if backwards:
+        running.reverse()
     while running:
-        going = [warp for warp in running if next(warp, StopIteration) is None]
+        with np.errstate(all="ignore"):
+            going = [warp for warp in running if next(warp, StopIteration) is None]
         assert len(going) in (0, len(running)), "some warps have ended, others wait at a barrier"
         running = going

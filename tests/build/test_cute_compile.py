@@ -13,10 +13,10 @@ import os
 import re
 import struct
 import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import ptx_machine
@@ -29,6 +29,7 @@ from flash_kda.reference import kda_reference
 
 pytestmark = pytest.mark.cute_dsl
 
+ROOT = Path(__file__).resolve().parents[2]
 NAME = "flash_kda_recurrent"
 MAX_REGISTERS = 128  # four blocks on a multiprocessor
 PLAIN = Variant(FLOAT32, FLOAT32, None, True, True, False)
@@ -100,14 +101,22 @@ def test_no_variant_spills(softplus: bool, tmp_path: Path) -> None:
             assert re.search(r"STACK:0 .*LOCAL:0 ", usage), (variant, usage)
 
 
-def test_an_architecture_asked_for_wins_over_the_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
-    monkeypatch.chdir(tmp_path)
-    variant = Variant(None, BFLOAT16, None, False, True, False)
-    assert compiled.recorded_arch(compiled.compile_kernel(variant, "sm_100f").__cubin__) == "sm_100f"
-    assert os.listdir(tmp_path) == [], "the DSL has left files in the working directory"
+SCRIPT = """\
+from flash_kda.cute import compiled, cubin
+from flash_kda.cute.arguments import Variant
+
+kernel = compiled.compile_kernel(Variant(None, None, None, False, False, False), "sm_100f")
+print(cubin.recorded_arch(kernel.__cubin__))
+"""
+
+
+def test_an_architecture_asked_for_wins_over_the_environment(tmp_path: Path) -> None:
+    """The variable counts from the DSL's import on, so in a process of its own."""
+    environment = {**os.environ, "CUTE_DSL_ARCH": "sm_90a", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "error", "-c", SCRIPT]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "sm_100f", done.stderr
+    assert list(tmp_path.iterdir()) == [], "the DSL has left files in the working directory"
 
 
 # ---- what the PTX computes ----
@@ -184,7 +193,7 @@ class Call:
             self.cu_seqlens,
         )
 
-    def run(self) -> None:
+    def run(self, backwards: bool = False) -> None:
         """The whole grid, on the machine for PTX."""
         from flash_kda.cute import recurrent
 
@@ -207,7 +216,9 @@ class Call:
         grid = (recurrent.SLICES * self.HV, self.N, 1)
         for x, y in itertools.product(range(grid[0]), range(grid[1])):
             block = (x, y, 0)
-            ptx_machine.run_block(program(self.variant), values, memory, block, grid, recurrent.WARPS)
+            ptx_machine.run_block(
+                program(self.variant), values, memory, block, grid, recurrent.WARPS, backwards
+            )
 
     def check(self) -> None:
         """AssertionError unless the outputs are the oracle's, up to fp32 arithmetic and the last rounding."""
@@ -231,6 +242,14 @@ def test_tokens(tokens: int, softplus: bool) -> None:
 def test_variants(variant: Variant) -> None:
     lengths = (2, 2) if variant.cu_seqlens is None else (0, 1, 6, 0, 4)
     Call(variant, lengths, 1, 1).check()
+
+
+def test_warps_do_not_race() -> None:
+    calls = [Call(PLAIN, (11,), 1, 1) for _ in range(2)]
+    for call, backwards in zip(calls, (False, True), strict=True):
+        call.run(backwards)
+    assert torch.equal(calls[0].out, calls[1].out)
+    assert torch.equal(calls[0].final_state, calls[1].final_state)
 
 
 def test_value_heads_share_a_query_head() -> None:

@@ -1,4 +1,4 @@
-"""flash_kda/cute without the DSL: what a cubin says of itself, what is refused, how arguments lie in memory."""
+"""flash_kda/cute without the DSL: what a cubin says of itself, what is refused, arguments in memory."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ def test_a_kernel_is_compiled_once_for_each_key(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_importing_needs_no_dsl() -> None:
-    code = "import sys, flash_kda.cute.compiled; sys.exit(sorted({'cutlass', 'cuda'} & set(sys.modules)) != [])"
+    code = (
+        "import sys, flash_kda.cute.compiled; sys.exit(sorted({'cutlass', 'cuda'} & set(sys.modules)) != [])"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
