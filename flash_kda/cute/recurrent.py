@@ -103,7 +103,7 @@ def _sigmoid_log2(x: Any) -> Any:
 def _softplus(z: Any) -> Any:
     """``log(1 + e^z)``, to a relative error of some 1e-7 for every z."""
     positive = cute.arch.fmax(z, Float32(0.0))
-    small = _exp2((z - positive - positive) * Float32(LOG2_E))  # e^-|z| <= 1
+    small = _exp2(cute.arch.fmax(z, -z) * Float32(-LOG2_E))  # e^-|z| <= 1
     s = small * cute.arch.rcp_approx(Float32(2.0) + small)
     square = s * s
     series = Float32(1.0 / (2 * ATANH_TERMS - 1))

@@ -3,8 +3,8 @@
 Knows the instructions that the recurrent kernel is made of and no others (KeyError else). The lanes of a warp
 run together, those furthest behind first, which brings them together again after a branch; warps take turns
 at ``bar.sync``. Shared memory is poisoned with NaN, global memory is the arrays handed in: an access outside
-of them, or not aligned to its size, is an AssertionError. Arithmetic is numpy's in fp32; a fused multiply-add is
-computed in float64 and rounded once; approximations are exact.
+of them, or not aligned to its size, is an AssertionError. Arithmetic is numpy's in fp32; a fused multiply-add
+is computed in float64 and rounded once; approximations are exact.
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "ex2": np.exp2,
     "rcp": lambda x: 1 / x,
     "rsqrt": lambda x: 1 / np.sqrt(x),
+    "abs": np.abs,
     "neg": np.negative,
     "not": np.invert,
     "mov": lambda x: x,

@@ -193,8 +193,8 @@ class Call:
             self.cu_seqlens,
         )
 
-    def run(self, backwards: bool = False) -> None:
-        """The whole grid, on the machine for PTX."""
+    def run(self, backwards: bool = False, depth: int = 1) -> None:
+        """The whole grid, on the machine for PTX; its sequences in ``depth`` layers."""
         from flash_kda.cute import recurrent
 
         memory = ptx_machine.Memory()
@@ -213,9 +213,8 @@ class Call:
         strides += [*self.beta.stride()[:2], *self.out.stride()[:3]]
         sizes = [self.N, self.q.shape[1], self.HV, self.group]
         values = [*addresses, *strides, *sizes, bits(self.scale), bits(self.bound)]
-        grid = (recurrent.SLICES * self.HV, self.N, 1)
-        for x, y in itertools.product(range(grid[0]), range(grid[1])):
-            block = (x, y, 0)
+        grid = (recurrent.SLICES * self.HV, -(-self.N // depth), depth)
+        for block in itertools.product(*map(range, grid)):
             ptx_machine.run_block(
                 program(self.variant), values, memory, block, grid, recurrent.WARPS, backwards
             )
@@ -242,6 +241,14 @@ def test_tokens(tokens: int, softplus: bool) -> None:
 def test_variants(variant: Variant) -> None:
     lengths = (2, 2) if variant.cu_seqlens is None else (0, 1, 6, 0, 4)
     Call(variant, lengths, 1, 1).check()
+
+
+def test_sequences_in_two_dimensions_of_the_grid() -> None:
+    """As past 65535 sequences; the last layer has one too many."""
+    call = Call(PLAIN, (1, 1, 1), 1, 1)
+    _, state = call.expected()
+    call.run(depth=2)
+    torch.testing.assert_close(call.final_state.double(), state, rtol=1e-5, atol=2e-6)
 
 
 def test_warps_do_not_race() -> None:

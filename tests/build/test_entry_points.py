@@ -20,6 +20,7 @@ SESSIONS = {
     "verify_wheels",
     "reproduce",
     "tests",
+    "cute_tests",
     "gpu_tests",
     "lint",
     "update",
