@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+from collections.abc import Callable, Mapping
 
 import torch
 
-from . import _library, dispatch
-from .dispatch import Decision, DeviceFacts, Facts, LibraryFacts, Request, Unavailable
+from . import _library, backends, dispatch, dsl, fla_install
+from .arch import Capability
+from .dispatch import Decision, DeviceFacts, Facts, LibraryFacts, Refusal, Request, Unavailable
+from .reasons import IMPORT_ERROR, Reason, is_availability
 
 logger = logging.getLogger("flash_kda")
-_warned: set[tuple[str, str, str]] = set()
+_warned: set[tuple[str, str]] = set()
+
+# Backends whose code is imported when they first win, by what they need: a package that is there and does not
+# import is one that is not available.
+_LOADERS: dict[str, Callable[[], object]] = {
+    dispatch.CUTE_DSL: backends.cute_dsl.load,
+    dispatch.FLA: backends.fla.load,
+}
 
 
 def library_facts() -> LibraryFacts:
@@ -24,45 +35,112 @@ def device_facts(device_type: str, index: int | None) -> DeviceFacts:
     """A device as the decision sees it; reads the compute capability of that very device."""
     if device_type != "cuda":
         return DeviceFacts(device_type, index)
-    return DeviceFacts(device_type, index, torch.cuda.get_device_capability(index))
+    capability = torch.cuda.get_device_capability(index)
+    return DeviceFacts(device_type, index, capability, torch.version.hip is not None)
+
+
+def first_device() -> Capability | None:
+    """Capability of CUDA device 0, the one that the DSL looks at when it is not told a target."""
+    return torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
+
+
+def facts_for(device: DeviceFacts, library: LibraryFacts, broken: Mapping[str, Reason]) -> Facts:
+    """The facts of this process; the DSL and flash-linear-attention are looked for when asked."""
+    return Facts(device, library, lambda: dsl.facts(first_device), fla_install.reason, broken)
+
+
+def _decide(device: DeviceFacts, request: Request) -> Decision:
+    """The decision, with the winner's code imported."""
+    library, broken = library_facts(), dict[str, Reason]()
+    while True:
+        decision = dispatch.decide(facts_for(device, library, broken), request)
+        if decision.backend not in _LOADERS:
+            return decision
+        try:
+            _LOADERS[decision.backend]()
+        except Exception as error:  # of an import: Triton raises RuntimeError, the DSL what its drivers say
+            text = f"it is installed and does not import ({type(error).__name__}: {error}); reinstall it"
+            broken[decision.backend] = Reason(IMPORT_ERROR, text, error)
+        else:
+            return decision
+
+
+def _warn(key: tuple[str, str], text: str, *values: object) -> None:
+    if key not in _warned:
+        _warned.add(key)
+        logger.warning(text, *values)
+
+
+def _warn_slow(refusals: tuple[Refusal, ...], device: DeviceFacts) -> None:
+    why = "; ".join(f"{refusal.backend}: {refusal.text}" for refusal in refusals)
+    _warn(
+        (dispatch.REFERENCE, device.name),
+        "calls on %s run on the slow reference backend: %s. "
+        "(To give them back to flash-linear-attention's own kernels, set FLA_FLASH_KDA=0.)",
+        device.name,
+        why,
+    )
 
 
 def _report(decision: Decision, device: DeviceFacts) -> None:
-    """One INFO line for the winner; one warning for each reason a GPU is left to the slow backend."""
+    """One INFO line for the winner; once a backend and device, a warning that it was written for the device
+    and this install does not deliver it; once a GPU, that it is left to the slow backend."""
     for refusal in decision.refusals:
         logger.debug(
             "backend %s refused on %s: %s: %s", refusal.backend, device.name, refusal.code, refusal.text
         )
     logger.info("backend %s runs on %s", decision.backend, device.name)
-    if device.type != "cuda" or decision.backend != dispatch.REFERENCE:
+    if device.type != "cuda":
         return
-    for refusal in decision.refusals:
-        key = (refusal.backend, refusal.code, device.name)
-        if key not in _warned:
-            _warned.add(key)
-            logger.warning(
-                "calls on %s run on the slow reference backend: backend %s: %s. "
-                "(To give them back to flash-linear-attention's own kernels, set FLA_FLASH_KDA=0.)",
-                device.name,
-                refusal.backend,
-                refusal.text,
-            )
+    skipped = [refusal for refusal in decision.refusals if is_availability(refusal.code)]
+    for refusal in skipped:
+        _warn(
+            (refusal.backend, device.name),
+            "backend %s runs on %s, since the faster %s is not available: %s: %s",
+            decision.backend,
+            device.name,
+            refusal.backend,
+            refusal.code,
+            refusal.text,
+        )
+    if decision.backend == dispatch.REFERENCE and not skipped:
+        _warn_slow(decision.refusals, device)
+
+
+def request(backend: str, pin: str | None, head_k: int, head_v: int, gate: str) -> Request:
+    """The request of a call: where it says ``auto``, ``FLASH_KDA_BACKEND`` speaks."""
+    named = (pin or "").strip() if backend == dispatch.AUTO else ""
+    return Request(named or backend, head_k, head_v, gate, pinned=bool(named))
 
 
 @functools.lru_cache(maxsize=256)
-def _select(device_type: str, index: int | None, request: Request) -> Decision:
-    device = device_facts(device_type, index)
-    decision = dispatch.decide(Facts(device, library_facts()), request)
-    if request.backend == dispatch.AUTO and decision.backend is not None:
+def _select(
+    device_type: str,
+    index: int | None,
+    call: tuple[str, str | None, int, int, str],
+    dsl_pin: str | None,
+) -> Decision:
+    device, wanted = device_facts(device_type, index), request(*call)
+    decision = _decide(device, wanted)
+    if wanted.backend == dispatch.AUTO and decision.backend is not None:
         _report(decision, device)
     return decision
+
+
+def _selected(
+    backend: str, device_type: str, index: int | None, head_k: int, head_v: int, gate: str
+) -> Decision:
+    # The variables are part of the key: a call sees what they say now. (What the DSL makes of its own after
+    # it was imported is for dsl.pinned to know.)
+    pin = os.environ.get(dispatch.ENV)
+    return _select(device_type, index, (backend, pin, head_k, head_v, gate), os.environ.get(dsl.ENV))
 
 
 def select(
     backend: str, device_type: str, index: int | None, head_k: int, head_v: int, gate: str
 ) -> str | None:
     """Name of the backend for a call, None when none can run it; cached."""
-    return _select(device_type, index, Request(backend, head_k, head_v, gate)).backend
+    return _selected(backend, device_type, index, head_k, head_v, gate).backend
 
 
 def unavailable(
@@ -70,8 +148,12 @@ def unavailable(
 ) -> Unavailable:
     """The error for a call that ``select`` found no backend for. The caller raises it: what a call folded to
     a constant raises itself reaches the user as an internal error of torch.compile."""
-    decision = _select(device_type, index, Request(backend, head_k, head_v, gate))
-    return Unavailable(backend, DeviceFacts(device_type, index).name, decision.refusals)
+    decision = _selected(backend, device_type, index, head_k, head_v, gate)
+    device = device_facts(device_type, index)
+    wanted = request(backend, os.environ.get(dispatch.ENV), head_k, head_v, gate)
+    error = Unavailable(wanted.backend, device.name, decision.refusals, device.capability, wanted.pinned)
+    error.__cause__ = decision.cause
+    return error
 
 
 def explanation(
@@ -88,6 +170,8 @@ vars(explanation)["_dynamo_marked_constant"] = True
 
 
 def reset() -> None:
-    """Forgets decisions and warnings, for tests."""
+    """Forgets decisions, warnings and what was found installed, for tests."""
     _select.cache_clear()
     _warned.clear()
+    dsl.reset()
+    fla_install.reset()

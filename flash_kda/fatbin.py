@@ -151,6 +151,14 @@ def _blocks(data: bytes) -> list[bytes]:
     ]
 
 
+def images_in(data: bytes, name: str) -> list[Image]:
+    """``images`` of a file's contents; ``name`` is what messages call it."""
+    try:
+        return [image for block in _blocks(data) for image in _walk(block)]
+    except FatbinError as error:
+        raise FatbinError(f"{name}: {error}") from None
+
+
 def images(path: str | Path) -> list[Image]:
     """The device images of a shared library, an object file or a bare ``.fatbin``, in file order.
 
@@ -160,8 +168,4 @@ def images(path: str | Path) -> list[Image]:
         FatbinError: anything the layout above does not describe.
         OSError: the file cannot be read.
     """
-    data = Path(path).read_bytes()
-    try:
-        return [image for block in _blocks(data) for image in _walk(block)]
-    except FatbinError as error:
-        raise FatbinError(f"{path}: {error}") from None
+    return images_in(Path(path).read_bytes(), str(path))
