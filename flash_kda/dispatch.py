@@ -248,8 +248,10 @@ def _capability(backend: str, device: DeviceFacts) -> Reason | None:
 # ---- availability ------------------------------------------------------------------------------------------
 
 
-def _wanted(cc: Capability) -> str:
-    return " or ".join(row.target.name for row in KERNEL_TARGETS if runs(row.target, cc))
+def _wanted(cc: Capability) -> list[str]:
+    """Targets that would serve a device, the exact one first."""
+    fitting = (row.target for row in KERNEL_TARGETS if runs(row.target, cc))
+    return [target.name for target in sorted(fitting, key=lambda target: target.suffix != "a")]
 
 
 def _library_availability(facts: Facts) -> Reason | None:
@@ -262,8 +264,8 @@ def _library_availability(facts: Facts) -> Reason | None:
     wanted = _wanted(device.capability)
     text = (
         f"this build holds machine code for {held}, and {device.name} has compute capability "
-        f"{dotted(device.capability)} (needs {wanted}); install a wheel that lists it, or rebuild with "
-        f"FLASH_KDA_CUDA_ARCHS={wanted.split(' ')[0]}"
+        f"{dotted(device.capability)} (needs {' or '.join(wanted)}); install a wheel that lists "
+        f"it, or rebuild with FLASH_KDA_CUDA_ARCHS={wanted[0]}"
     )
     return Reason(NOT_IN_WHEEL, text)
 

@@ -189,6 +189,11 @@ def _target(name: str, install: Install) -> Target:
     return parse_target(dict(install.aliases).get(name, name))
 
 
+def _has(install: Install, target: Target) -> bool:
+    """Whether the name means that target: to CUDA 13 an old name of another device's may look like it."""
+    return target.sm in install.members and _target(target.sm, install) == target
+
+
 def _meant(pin: str, members: tuple[str, ...]) -> str | None:
     """A member that differs from the pin in spelling alone."""
     try:
@@ -260,7 +265,7 @@ def compile_arch(
         return install.reason
     if facts.pin is not None:
         return _from_pin(facts, facts.pin, cc, native_only, device)
-    if native(cc).sm in install.members:
+    if _has(install, native(cc)):
         return native(cc).sm
     return _no_native(install, cc, native_only, device)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import flash_kda
-from flash_kda import __main__, _report
+from flash_kda import __main__, _report, dispatch
 from flash_kda.dispatch import Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,8 @@ def test_json_has_every_field() -> None:
     assert report.keys() == FIELDS.keys()
     assert report["schema"] == 1 and report["version"] == flash_kda.__version__
     assert {"path", "code", "text", "version", "built", "images", "images_error"} == report["library"].keys()
-    assert report["choices"] and {"device", "backend", "refusals"} == report["choices"][0].keys()
+    assert report["choices"] and {"device", "backend", "refusals", "trace"} == report["choices"][0].keys()
+    assert [verdict["backend"] for verdict in report["choices"][0]["trace"]] == list(dispatch.ORDER)
 
 
 def test_text_names_the_backend_and_why_not_the_others() -> None:
@@ -189,7 +190,9 @@ def test_choices_follow_the_gpus() -> None:
     assert [c.refusals[0].code for c in _report.choices(gpus, facts)] == ["missing_file", "no_kernel"]
     (cpu,) = _report.choices((), facts)
     assert cpu.device == "cpu"
-    assert cpu.refusals == (Refusal("cuda", "no_device", "no GPU that torch can use"),)
+    assert cpu.refusals == tuple(
+        Refusal(backend, "no_device", "no GPU that torch can use") for backend in ("cuda", "cute_dsl", "fla")
+    )
 
 
 def rendered(**change: Any) -> list[str]:
