@@ -52,7 +52,7 @@ NAMES = (AUTO, *ORDER)
 ENV = "FLASH_KDA_BACKEND"
 
 CUDA_HEAD_DIM = 128
-FLA_MAX_HEAD_K = 256
+FLA_HEAD_MIN, FLA_HEAD_K_MAX = 16, 256  # a Triton matrix product has no shorter side; fla asserts the other
 FLA_OLDEST: Capability = (8, 0)
 # Whether the kernels of flash_kda/cute use what only a device's own target has, so that a family's won't do.
 CUTE_DSL_NATIVE_ONLY = False
@@ -319,9 +319,10 @@ def _cuda_suitability(request: Request) -> Reason | None:
 
 
 def _fla_suitability(request: Request) -> Reason | None:
-    if 1 <= request.head_k <= FLA_MAX_HEAD_K and request.head_v >= 1:
+    if FLA_HEAD_MIN <= request.head_k <= FLA_HEAD_K_MAX and request.head_v >= FLA_HEAD_MIN:
         return None
-    return Reason(UNSUITABLE, f"{_shown(request)}, the kernels take K up to {FLA_MAX_HEAD_K}")
+    takes = f"K from {FLA_HEAD_MIN} to {FLA_HEAD_K_MAX} and V from {FLA_HEAD_MIN}"
+    return Reason(UNSUITABLE, f"{_shown(request)}, the kernels take {takes}")
 
 
 _SUITABILITY: dict[str, Callable[[Request], Reason | None]] = {

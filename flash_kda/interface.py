@@ -144,7 +144,7 @@ def flash_kda_func(
     Letters in the shapes: B batch rows; T tokens of a row; H heads of q and k; HV heads of v, a multiple of H
     (value head h reads q/k head ``h // (HV // H)``); K channels of a q/k head; V channels of a v head; N
     sequences, each with a state: N = B, or what ``cu_seqlens`` says. Backends ``cuda`` and ``cute_dsl`` take
-    K = V = 128, ``fla`` K up to 256.
+    K = V = 128, ``fla`` K from 16 to 256 and V from 16.
 
     Args:
         q, k: bf16 ``[B, T, H, K]``, raw: each head vector is L2-normalised here

@@ -1,4 +1,4 @@
-"""Flash-linear-attention's Triton kernels: any GPU Triton runs on, K up to 256, both gates.
+"""Flash-linear-attention's Triton kernels: any GPU Triton runs on, K from 16 to 256, both gates.
 
 Its ``chunk_kda`` hands a call to this package where it finds it installed, and would so call itself through
 us for ever. The function under its dispatcher is called instead: no variable is set, no registry changed, so
