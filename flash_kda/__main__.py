@@ -19,7 +19,7 @@ from ._library import LOADED, built_choices
 from ._report import SCHEMA, Choice, Report, collect
 from ._wheel import WheelError, WheelReport, judge
 from .arch import Capability, parse_capability
-from .dispatch import DeviceFacts, LibraryFacts, Verdict
+from .dispatch import AUTO, ENV, DeviceFacts, LibraryFacts, Verdict
 from .reasons import dotted
 
 BAD_FILE = 2  # exit code, the one of argparse for a bad argument
@@ -83,7 +83,8 @@ def _verdict_line(verdict: Verdict) -> str:
 def _choice_lines(choices: Iterable[Choice]) -> list[str]:
     lines = []
     for choice in choices:
-        lines.append(_line("backend", f"{choice.device}: {choice.backend or 'none'}"))
+        asked = "" if choice.asked == AUTO else f" ({ENV}={choice.asked})"
+        lines.append(_line("backend", f"{choice.device}: {choice.backend or 'none'}{asked}"))
         lines += map(_verdict_line, choice.trace)
     return lines
 

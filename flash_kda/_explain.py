@@ -59,12 +59,23 @@ def explained(device: DeviceFacts, library: LibraryFacts, request: Request) -> E
     )
 
 
+def _gpu(index: int | None) -> torch.device:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (index or 0) >= count:
+        asked = "cuda" if index is None else f"cuda:{index}"
+        raise ValueError(
+            f"flash_kda: explain of {asked}: torch can use {count} GPUs; for a GPU that is not here, give "
+            'its compute capability, as capability="9.0"'
+        )
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)
+
+
 def _device(device: torch.device | str | int | None) -> DeviceFacts:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     there = torch.device(device)
-    if there.type == "cuda" and there.index is None:
-        there = torch.device("cuda", torch.cuda.current_device())
+    if there.type == "cuda":
+        there = _gpu(there.index)
     return _select.device_facts(there.type, there.index)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import os
 import platform
 import re
 import subprocess
@@ -14,8 +15,8 @@ from typing import Any, TypeVar
 
 from . import _library, arch, dispatch, fatbin
 from ._version import __version__
-from .dispatch import DeviceFacts, LibraryFacts, Refusal, Request, Verdict
-from .reasons import NO_DEVICE, dotted
+from .dispatch import DeviceFacts, LibraryFacts, Refusal, Verdict
+from .reasons import NO_DEVICE, UNKNOWN_BACKEND, dotted
 
 SCHEMA = 1
 DISTRIBUTION = "flash-kda"
@@ -31,7 +32,7 @@ _KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU: torch's name of the device, the product, the compute capability, whether it is AMD's."""
+    """One GPU: torch's name of the device, the product, the compute capability, whether AMD made it."""
 
     device: str
     name: str
@@ -41,12 +42,16 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which backend ``auto`` runs on a device, why those before it do not, and what each one says."""
+    """Which backend runs a call that names none; why those asked before it do not; what each one says.
+
+    ``asked``: ``auto``, or what ``FLASH_KDA_BACKEND`` puts in its place.
+    """
 
     device: str
     backend: str | None
     refusals: tuple[Refusal, ...]
     trace: tuple[Verdict, ...] = ()
+    asked: str = dispatch.AUTO
 
 
 @dataclass(frozen=True)
@@ -186,18 +191,26 @@ def _without_torch(device: DeviceFacts) -> Choice:
 
 
 def choice_on(device: DeviceFacts, library: LibraryFacts, has_torch: bool) -> Choice:
-    """What ``auto`` runs on a device, with the library given; FLASH_KDA_BACKEND is left out of it."""
+    """What a call that names no backend runs on a device, with the library given."""
     if not has_torch:
         return _without_torch(device)
     from . import _select  # needs torch
 
     facts = _select.facts_for(device, library, {})
-    decision = dispatch.decide(facts, Request())
+    request = _select.request(
+        dispatch.AUTO,
+        os.environ.get(dispatch.ENV),
+        dispatch.CUDA_HEAD_DIM,
+        dispatch.CUDA_HEAD_DIM,
+        dispatch.BOUNDED,
+    )
+    decision = dispatch.decide(facts, request)
     return Choice(
         device.name,
         decision.backend,
         tuple(_without_tensors(refusal) for refusal in decision.refusals),
-        tuple(_without_tensors(verdict) for verdict in dispatch.trace(facts, Request())),
+        tuple(_without_tensors(verdict) for verdict in dispatch.trace(facts, request)),
+        request.backend,
     )
 
 
@@ -339,6 +352,9 @@ def device_problems(gpus: tuple[Gpu, ...], torch_info: dict[str, Any], made: tup
             "install a CUDA build of torch that the driver can run, or unset CUDA_VISIBLE_DEVICES."
         )
     for choice in made:
+        problems += [r.text for r in choice.refusals if r.code == UNKNOWN_BACKEND]
+        if choice.asked != dispatch.AUTO:
+            continue  # as the user wants it
         if choice.device.startswith("cuda") and choice.backend == dispatch.REFERENCE:
             why = "; ".join(f"{refusal.backend}: {refusal.text}" for refusal in choice.refusals)
             problems.append(f"{choice.device} is left to the slow reference backend. {why}")

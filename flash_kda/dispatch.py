@@ -53,6 +53,8 @@ ENV = "FLASH_KDA_BACKEND"
 
 CUDA_HEAD_DIM = 128
 FLA_HEAD_MIN, FLA_HEAD_K_MAX = 16, 256  # a Triton matrix product has no shorter side; fla asserts the other
+# What a traced head size is to the decision when it is not 128: one in that range, one outside it.
+TRACED_HEAD, TRACED_OTHER_HEAD = -1, 0
 FLA_OLDEST: Capability = (8, 0)
 # Whether the kernels of flash_kda/cute use what only a device's own target has, so that a family's won't do.
 CUTE_DSL_NATIVE_ONLY = False
@@ -301,8 +303,8 @@ def _availability(backend: str, facts: Facts) -> Reason | None:
 
 
 def _shown(request: Request) -> str:
-    # A traced call knows only that a dynamic size is not 128, and passes 0.
-    return f"the head sizes are K = {request.head_k or '?'}, V = {request.head_v or '?'}"
+    k, v = (size if size > 0 else "?" for size in (request.head_k, request.head_v))
+    return f"the head sizes are K = {k}, V = {v}"
 
 
 def _square(request: Request) -> Reason | None:
@@ -319,7 +321,9 @@ def _cuda_suitability(request: Request) -> Reason | None:
 
 
 def _fla_suitability(request: Request) -> Reason | None:
-    if FLA_HEAD_MIN <= request.head_k <= FLA_HEAD_K_MAX and request.head_v >= FLA_HEAD_MIN:
+    fits_k = FLA_HEAD_MIN <= request.head_k <= FLA_HEAD_K_MAX or request.head_k == TRACED_HEAD
+    fits_v = request.head_v >= FLA_HEAD_MIN or request.head_v == TRACED_HEAD
+    if fits_k and fits_v:
         return None
     takes = f"K from {FLA_HEAD_MIN} to {FLA_HEAD_K_MAX} and V from {FLA_HEAD_MIN}"
     return Reason(UNSUITABLE, f"{_shown(request)}, the kernels take {takes}")

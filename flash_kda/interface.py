@@ -9,16 +9,30 @@ from . import _ops  # noqa: F401  (registers the operators)
 from ._select import explanation, select, unavailable
 from .backends import cuda, cute_dsl, fla, reference
 from .checks import check_backend, check_fwd, check_packed, check_segment_tokens, check_sources
-from .dispatch import BOUNDED, CUDA, CUDA_HEAD_DIM, CUTE_DSL, FLA, REFERENCE, SOFTPLUS
+from .dispatch import (
+    BOUNDED,
+    CUDA,
+    CUDA_HEAD_DIM,
+    CUTE_DSL,
+    FLA,
+    FLA_HEAD_K_MAX,
+    FLA_HEAD_MIN,
+    REFERENCE,
+    SOFTPLUS,
+    TRACED_HEAD,
+    TRACED_OTHER_HEAD,
+)
 
 _BACKENDS = {CUDA: cuda, CUTE_DSL: cute_dsl, FLA: fla, REFERENCE: reference}
 
 
 def _head_size(size: int) -> int:
-    """A Python int for the decision; a traced dynamic size becomes a guard and, when it is not 128, 0."""
+    """A Python int for the decision; a traced size, which may be dynamic, becomes guards and what they say."""
     if not torch.compiler.is_compiling():
         return size
-    return CUDA_HEAD_DIM if size == CUDA_HEAD_DIM else 0
+    if size == CUDA_HEAD_DIM:
+        return CUDA_HEAD_DIM
+    return TRACED_HEAD if FLA_HEAD_MIN <= size <= FLA_HEAD_K_MAX else TRACED_OTHER_HEAD
 
 
 def fwd(

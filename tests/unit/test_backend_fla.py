@@ -21,8 +21,9 @@ from conftest import make_call, oracle, relative
 from torch import Tensor
 
 import flash_kda
-from flash_kda import _ops, fla_install
+from flash_kda import _ops, _select, dispatch, fla_install
 from flash_kda.backends import fla
+from flash_kda.reasons import NO_KERNEL, Reason
 from flash_kda.reference import kda_reference
 
 # In fla-core 0.6.0's order; those of chunk_kda alone come with their defaults.
@@ -213,6 +214,31 @@ def test_a_traced_call_is_one_operator(standin: Standin) -> None:
     traced = torch.compile(lambda *given: fla.run(*given), backend="eager", fullgraph=True)
     traced(*arguments(call))
     assert relative(call["out"], oracle(call)[0]) < 2.5e-3 and len(standin.calls) == 1
+
+
+@pytest.mark.parametrize("head", [8, 32, 128, 272])
+def test_a_compiled_call_takes_the_backend_of_the_same_eager_one(
+    standin: Standin, monkeypatch: pytest.MonkeyPatch, head: int
+) -> None:
+    """On a machine where the others do not serve the device."""
+    refuse = Reason(NO_KERNEL, "not this one")
+    monkeypatch.setattr(
+        dispatch, "_capability", lambda backend, device: refuse if backend in ("cuda", "cute_dsl") else None
+    )
+    monkeypatch.setattr(fla_install, "_read", lambda: None)
+    monkeypatch.delenv("FLASH_KDA_BACKEND", raising=False)
+    _select.reset()
+    torch._dynamo.reset()
+    call = make_call(K=head, V=head)
+    try:
+        torch.compile(flash_kda.fwd, backend="eager", fullgraph=True)(**call)
+        compiled = len(standin.calls)
+        assert relative(call["out"], oracle(call)[0]) < 2.5e-3
+        flash_kda.fwd(**call)
+    finally:
+        _select.reset()
+        torch._dynamo.reset()
+    assert compiled == len(standin.calls) - compiled == (16 <= head <= 256)
 
 
 def test_the_operators_have_the_schema_of_fwd() -> None:

@@ -82,6 +82,7 @@ def test_load_failures_keep_their_code_and_text(code: str) -> None:
         (Request("cuda", head_k=64), "K = 64, V = 128"),
         (Request("cuda", head_v=256), "K = 128, V = 256"),
         (Request("cuda", head_k=0), r"K = ?"),
+        (Request("cuda", head_v=-1), r"V = ?"),
         (Request("cuda", gate="softplus"), "softplus"),
     ],
 )
@@ -198,6 +199,8 @@ def test_amd_gpus_are_not_taken_for_nvidia_s() -> None:
         (Request(head_k=15), "reference"),
         (Request(head_v=15), "reference"),
         (Request(head_k=0), "reference"),
+        (Request(head_k=-1, head_v=-1), "fla"),
+        (Request(head_k=-1, head_v=0), "reference"),
         (Request(), "cuda"),
     ],
 )

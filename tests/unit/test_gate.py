@@ -448,6 +448,7 @@ class Machine:
         patch(_library, "built_choices", lambda: tuple(parse_list(self.archs)[0]))
         patch(torch.cuda, "get_device_capability", self._capability)
         patch(torch.cuda, "is_available", lambda: True)
+        patch(torch.cuda, "device_count", lambda: len(self.capability))
         patch(dsl, "_read_install", lambda: self._probe("dsl", self.dsl))
         patch(fla_install, "_read", lambda: self._probe("fla", self.fla))
         for name in ("cute_dsl", "fla"):
@@ -753,12 +754,17 @@ def test_explain_shows_every_backend(machine: Machine) -> None:
         ({"capability": "foo"}, ValueError),
         ({"capability": True}, TypeError),
         ({"capability": "9.0", "device": "cpu"}, ValueError),
+        ({"device": "cuda"}, ValueError),
+        ({"device": "cuda:7"}, ValueError),
         ({"backend": None}, TypeError),
         ({"lower_bound": 1.0}, ValueError),
         ({"lower_bound": "x"}, TypeError),
     ],
 )
-def test_explain_refuses_bad_arguments(arguments: dict[str, Any], error: type[Exception]) -> None:
+def test_explain_refuses_bad_arguments(
+    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(error):
         flash_kda.explain(**arguments)
 
