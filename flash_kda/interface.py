@@ -27,7 +27,7 @@ _BACKENDS = {CUDA: cuda, CUTE_DSL: cute_dsl, FLA: fla, REFERENCE: reference}
 
 
 def _head_size(size: int) -> int:
-    """A Python int for the decision; a traced size, which may be dynamic, becomes guards and what they say."""
+    """A Python int for the decision; a traced size, which may be dynamic, becomes guards and their answer."""
     if not torch.compiler.is_compiling():
         return size
     if size == CUDA_HEAD_DIM:
