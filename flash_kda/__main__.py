@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from ._report import SCHEMA, Choice, Report, collect
 from ._wheel import WheelError, WheelReport, judge
 from .arch import Capability, parse_capability
 from .dispatch import AUTO, ENV, DeviceFacts, LibraryFacts, Verdict
-from .reasons import dotted
 
 BAD_FILE = 2  # exit code, the one of argparse for a bad argument
 
@@ -133,8 +132,7 @@ def _on_hypothetical(capability: Capability) -> Choice:
     torch, _ = _report.import_torch()
     found = _report.library_facts(torch)
     library = LibraryFacts(found["code"], found["text"], built_choices() if torch is not None else ())
-    made = _report.choice_on(_hypothetical(capability), library, torch is not None)
-    return replace(made, device=f"compute capability {dotted(capability)}")
+    return _report.choice_on(_hypothetical(capability), library, torch is not None)
 
 
 def _on_wheel(path: Path, capability: Capability | None) -> WheelReport:

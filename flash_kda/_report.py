@@ -183,11 +183,18 @@ def driver_gpus() -> tuple[str, ...]:
     return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
 
 
+def _label(device: DeviceFacts) -> str:
+    """The device in words; one that need not be here has no index."""
+    if device.capability is None or device.index is not None:
+        return device.name
+    return f"compute capability {dotted(device.capability)}"
+
+
 def _without_torch(device: DeviceFacts) -> Choice:
     verdicts = tuple(
         Verdict(name, dispatch.AVAILABILITY, NO_TORCH, "torch did not import") for name in dispatch.ORDER
     )
-    return Choice(device.name, None, tuple(Refusal(v.backend, v.code, v.text) for v in verdicts), verdicts)
+    return Choice(_label(device), None, tuple(Refusal(v.backend, v.code, v.text) for v in verdicts), verdicts)
 
 
 def choice_on(device: DeviceFacts, library: LibraryFacts, has_torch: bool) -> Choice:
@@ -206,7 +213,7 @@ def choice_on(device: DeviceFacts, library: LibraryFacts, has_torch: bool) -> Ch
     )
     decision = dispatch.decide(facts, request)
     return Choice(
-        device.name,
+        _label(device),
         decision.backend,
         tuple(_without_tensors(refusal) for refusal in decision.refusals),
         tuple(_without_tensors(verdict) for verdict in dispatch.trace(facts, request)),

@@ -265,7 +265,7 @@ def _library_availability(facts: Facts) -> Reason | None:
     held = ", ".join(choice.name for choice in library.choices) or "nothing"
     wanted = _wanted(device.capability)
     text = (
-        f"this build holds machine code for {held}, and {device.name} has compute capability "
+        f"this build holds machine code for {held}, and {device.name} is of compute capability "
         f"{dotted(device.capability)} (needs {' or '.join(wanted)}); install a wheel that lists "
         f"it, or rebuild with FLASH_KDA_CUDA_ARCHS={wanted[0]}"
     )
