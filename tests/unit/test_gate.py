@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import statistics
 import subprocess
 import sys
 import types
@@ -799,10 +800,10 @@ print(took, [name for name in found if name not in before])
 
 
 def test_the_import_is_cheap_and_imports_no_backend_s_package() -> None:
-    """At most 50 ms beside torch's own; the quickest of five, since the machine may be busy."""
+    """At most 50 ms beside torch's own, the median of five processes."""
     before = python("import sys, torch; print([n for n in ('triton', 'torch._dynamo') if n in sys.modules])")
     runs_ = [python(TIMED.format(before=before.stdout)) for _ in range(5)]
     assert all(done.returncode == 0 for done in runs_), runs_[0].stderr
     took, found = zip(*(done.stdout.split(maxsplit=1) for done in runs_), strict=True)
     assert {text.strip() for text in found} == {"[]"}
-    assert min(map(float, took)) < 0.05, took
+    assert statistics.median(map(float, took)) < 0.05, took
