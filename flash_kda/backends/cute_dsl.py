@@ -17,6 +17,8 @@ from ..dispatch import CUTE_DSL_NATIVE_ONLY
 @functools.cache
 def load() -> Callable[..., None]:
     """The compiled kernels' entry. Imports the DSL, which takes seconds."""
+    # The entry alone would import it when a kernel is first compiled: too late to take another backend.
+    importlib.import_module("flash_kda.cute.recurrent")
     entry: Callable[..., None] = importlib.import_module("flash_kda.cute.compiled").run
     return entry
 
