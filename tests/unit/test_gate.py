@@ -789,9 +789,9 @@ def test_every_scenario_is_a_named_test() -> None:
 TIMED = """
 import sys, time
 import torch
-start = time.perf_counter()
+start = time.process_time()
 import flash_kda
-took = time.perf_counter() - start
+took = time.process_time() - start
 assert flash_kda.fwd
 found = [name for name in ("cutlass", "triton", "fla", "torch._dynamo") if name in sys.modules]
 before = {before}
@@ -800,7 +800,7 @@ print(took, [name for name in found if name not in before])
 
 
 def test_the_import_is_cheap_and_imports_no_backend_s_package() -> None:
-    """At most 50 ms beside torch's own, the median of five processes."""
+    """At most 50 ms beside torch's own, the median of five processes; CPU time, since others may have the machine."""
     before = python("import sys, torch; print([n for n in ('triton', 'torch._dynamo') if n in sys.modules])")
     runs_ = [python(TIMED.format(before=before.stdout)) for _ in range(5)]
     assert all(done.returncode == 0 for done in runs_), runs_[0].stderr
