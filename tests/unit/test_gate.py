@@ -800,7 +800,7 @@ print(took, [name for name in found if name not in before])
 
 
 def test_the_import_is_cheap_and_imports_no_backend_s_package() -> None:
-    """At most 50 ms beside torch's own, the median of five processes; CPU time, since others may have the machine."""
+    """At most 50 ms beside torch's own, the median of five; CPU time: the machine may be busy."""
     before = python("import sys, torch; print([n for n in ('triton', 'torch._dynamo') if n in sys.modules])")
     runs_ = [python(TIMED.format(before=before.stdout)) for _ in range(5)]
     assert all(done.returncode == 0 for done in runs_), runs_[0].stderr
