@@ -465,3 +465,154 @@ def check_fwd(
         _check_addresses(call, present)
         _check_cu_seqlens_contents(cu_seqlens, sizes.T)
     return sizes
+
+
+# ---- the short way -----------------------------------------------------------------------------------------
+# check_fwd takes longer than the launch of a kernel. Nearly every call is right in the plainest way, and that
+# is seen here at a fraction of the price. Whatever this is not sure of, check_fwd decides and puts in words.
+
+
+class _NotPlain(Exception):
+    """Only check_fwd can tell."""
+
+
+_Span = tuple[int, int]  # the bytes [start, stop) of a tensor
+
+
+def _row_span(tensor: Tensor, size: int) -> _Span:
+    """The bytes of a tensor that is read by rows, or of such a view; contiguous, there are ``size``."""
+    start = tensor.data_ptr()
+    if start == 0 or start % ROW_BYTES:
+        raise _NotPlain
+    if tensor.is_contiguous():
+        return start, start + size
+    *outer, last = tensor.stride()
+    if last != 1 or any(stride % ROW_BYTES for stride in outer):
+        raise _NotPlain
+    return start, start + _extent(tensor)
+
+
+def _span(tensor: Tensor, size: int, alignment: int = 1) -> _Span:
+    """A contiguous tensor's bytes, of which there are ``size``."""
+    start = tensor.data_ptr()
+    if start == 0 or start % alignment or not tensor.is_contiguous():
+        raise _NotPlain
+    return start, start + size
+
+
+def _quick_tensors(call: _Call, device: int) -> None:
+    """Plain tensors of one device, none of which wants a gradient."""
+    grad = torch.is_grad_enabled()
+    for tensor in call:
+        if tensor is not None and (
+            type(tensor) not in _PLAIN or tensor.get_device() != device or (grad and tensor.requires_grad)
+        ):
+            raise _NotPlain
+
+
+def _quick_inputs(call: _Call, s: Sizes) -> list[_Span]:
+    """Spans of what is read a token: 16-byte rows, views allowed for all but beta."""
+    key, gate = (s.B, s.T, s.H, s.K), (s.B, s.T, s.HV, s.K)
+    spans = []
+    for tensor, shape in ((call.q, key), (call.k, key), (call.v, (s.B, s.T, s.HV, s.V)), (call.g, gate)):
+        if tensor.shape != shape or tensor.dtype is not torch.bfloat16:
+            raise _NotPlain
+        spans.append(_row_span(tensor, 2 * shape[0] * shape[1] * shape[2] * shape[3]))
+    if call.beta.shape != gate[:3] or call.beta.dtype is not torch.bfloat16:
+        raise _NotPlain
+    spans.append(_span(call.beta, 2 * s.B * s.T * s.HV))
+    return spans
+
+
+def _quick_parameters(call: _Call, s: Sizes) -> list[_Span]:
+    spans = []
+    if call.A_log is not None:
+        if call.A_log.shape != (s.HV,) or call.A_log.dtype is not torch.float32:
+            raise _NotPlain
+        spans.append(_span(call.A_log, 4 * s.HV))
+    if call.dt_bias is not None:
+        channels = s.HV * s.K
+        if call.dt_bias.shape not in ((s.HV, s.K), (channels,)) or call.dt_bias.dtype is not torch.float32:
+            raise _NotPlain
+        spans.append(_span(call.dt_bias, 4 * channels))
+    if call.cu_seqlens is not None:
+        if call.cu_seqlens.dtype not in _INDEX or call.cu_seqlens.dim() != 1 or s.N < 1 or s.B != 1:
+            raise _NotPlain
+        spans.append(_span(call.cu_seqlens, call.cu_seqlens.nbytes))
+    return spans
+
+
+def _quick_state(state: Tensor, s: Sizes) -> _Span:
+    if state.shape != (s.N, s.HV, s.V, s.K) or state.dtype not in _STATE:
+        raise _NotPlain
+    return _span(state, state.nbytes, ROW_BYTES)
+
+
+def _quick_outputs(call: _Call, s: Sizes, read: list[_Span]) -> None:
+    """What is written is contiguous and shares no byte; final_state may be initial_state."""
+    if call.out.shape != (s.B, s.T, s.HV, s.V) or call.out.dtype is not torch.bfloat16:
+        raise _NotPlain
+    written = [_span(call.out, call.out.nbytes, ROW_BYTES)]
+    if call.initial_state is not None and call.initial_state is not call.final_state:
+        read.append(_quick_state(call.initial_state, s))
+    if call.final_state is not None:
+        written.append(_quick_state(call.final_state, s))
+        start, stop = written[1]
+        if start < written[0][1] and written[0][0] < stop:
+            raise _NotPlain
+    for start, stop in written:
+        for first, last in read:
+            if first < stop and start < last:
+                raise _NotPlain
+    if not torch.is_inference_mode_enabled():
+        _check_writable(call)
+
+
+def _quick_numbers(scale: Any, lower_bound: Any) -> None:
+    if not (scale is None or (type(scale) is float and -_SCALE_MAX <= scale <= _SCALE_MAX)):
+        raise _NotPlain
+    if not (lower_bound is None or (type(lower_bound) is float and -5.0 <= lower_bound < 0.0)):
+        raise _NotPlain
+
+
+def _quick(call: _Call, scale: Any, lower_bound: Any) -> Sizes:
+    _quick_numbers(scale, lower_bound)
+    device = call.q.get_device()
+    if device < 0 and call.cu_seqlens is not None:  # on the CPU its contents are read
+        raise _NotPlain
+    _quick_tensors(call, device)
+    B, T, H, K = call.q.shape
+    HV, V = call.v.shape[2:]
+    if HV % H or K % ROW_BYTES or V % ROW_BYTES:
+        raise _NotPlain
+    sizes = Sizes(B, T, H, HV, K, V, B if call.cu_seqlens is None else call.cu_seqlens.shape[0] - 1)
+    read = _quick_inputs(call, sizes)
+    read += _quick_parameters(call, sizes)
+    _quick_outputs(call, sizes, read)
+    return sizes
+
+
+def quick_sizes(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    scale: Any,
+    out: Any,
+    A_log: Any,
+    dt_bias: Any,
+    lower_bound: Any,
+    initial_state: Any,
+    final_state: Any,
+    cu_seqlens: Any,
+) -> Sizes | None:
+    """What ``check_fwd`` returns, for a call that is plainly right; None where only that one can tell.
+
+    Not while tracing: it reads addresses.
+    """
+    call = _Call(q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens)
+    try:
+        return _quick(call, scale, lower_bound)
+    except Exception:  # no tensor, no address, no stride: whatever it was, check_fwd has words for it
+        return None

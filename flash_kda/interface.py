@@ -8,7 +8,14 @@ from torch import Tensor
 from . import _ops  # noqa: F401  (registers the operators)
 from ._select import explanation, select, unavailable
 from .backends import cuda, cute_dsl, fla, reference
-from .checks import check_backend, check_fwd, check_packed, check_segment_tokens, check_sources
+from .checks import (
+    check_backend,
+    check_fwd,
+    check_packed,
+    check_segment_tokens,
+    check_sources,
+    quick_sizes,
+)
 from .dispatch import (
     BOUNDED,
     CUDA,
@@ -28,10 +35,10 @@ _BACKENDS = {CUDA: cuda, CUTE_DSL: cute_dsl, FLA: fla, REFERENCE: reference}
 
 def _head_size(size: int) -> int:
     """A Python int for the decision; a traced size, which may be dynamic, becomes guards and their answer."""
-    if not torch.compiler.is_compiling():
-        return size
     if size == CUDA_HEAD_DIM:
         return CUDA_HEAD_DIM
+    if not torch.compiler.is_compiling():
+        return size
     return TRACED_HEAD if FLA_HEAD_MIN <= size <= FLA_HEAD_K_MAX else TRACED_OTHER_HEAD
 
 
@@ -101,9 +108,15 @@ def fwd(
             outside ``torch.no_grad()`` and ``torch.inference_mode()``: there is no backward.
         flash_kda.Unavailable: (a ValueError) the backend cannot run this call here; ``refusals`` says why.
     """
-    sizes = check_fwd(
-        q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
-    )
+    sizes = None
+    if not torch.compiler.is_compiling():
+        sizes = quick_sizes(
+            q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
+        )
+    if sizes is None:
+        sizes = check_fwd(
+            q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
+        )
     check_backend(backend)
     check_segment_tokens(segment_tokens)
     device = q.device
