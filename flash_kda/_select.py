@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -46,7 +46,8 @@ def first_device() -> Capability | None:
 
 def facts_for(device: DeviceFacts, library: LibraryFacts, broken: Mapping[str, Reason]) -> Facts:
     """The facts of this process; the DSL and flash-linear-attention are looked for when asked."""
-    return Facts(device, library, lambda: dsl.facts(first_device), fla_install.reason, broken)
+    cc = None if device.hip else device.capability
+    return Facts(device, library, lambda: dsl.facts(first_device), lambda: fla_install.reason(cc), broken)
 
 
 def _decide(device: DeviceFacts, request: Request) -> Decision:
@@ -71,20 +72,23 @@ def _warn(key: tuple[str, str], text: str, *values: object) -> None:
         logger.warning(text, *values)
 
 
+def _why(refusals: Iterable[Refusal]) -> str:
+    return "; ".join(f"{refusal.backend}: {refusal.code}: {refusal.text}" for refusal in refusals)
+
+
 def _warn_slow(refusals: tuple[Refusal, ...], device: DeviceFacts) -> None:
-    why = "; ".join(f"{refusal.backend}: {refusal.text}" for refusal in refusals)
     _warn(
         (dispatch.REFERENCE, device.name),
         "calls on %s run on the slow reference backend: %s. "
         "(To give them back to flash-linear-attention's own kernels, set FLA_FLASH_KDA=0.)",
         device.name,
-        why,
+        _why(refusals),
     )
 
 
 def _report(decision: Decision, device: DeviceFacts) -> None:
-    """One INFO line for the winner; once a backend and device, a warning that it was written for the device
-    and this install does not deliver it; once a GPU, that it is left to the slow backend."""
+    """One INFO line for the winner; once a winner and GPU, one warning: of the faster backends that were
+    written for the GPU and that this install does not deliver, or that it is left to the slow one."""
     for refusal in decision.refusals:
         logger.debug(
             "backend %s refused on %s: %s: %s", refusal.backend, device.name, refusal.code, refusal.text
@@ -93,17 +97,15 @@ def _report(decision: Decision, device: DeviceFacts) -> None:
     if device.type != "cuda":
         return
     skipped = [refusal for refusal in decision.refusals if is_availability(refusal.code)]
-    for refusal in skipped:
+    if skipped and decision.backend is not None:
         _warn(
-            (refusal.backend, device.name),
-            "backend %s runs on %s, since the faster %s is not available: %s: %s",
+            (decision.backend, device.name),
+            "backend %s runs on %s, since what is faster is not available here: %s",
             decision.backend,
             device.name,
-            refusal.backend,
-            refusal.code,
-            refusal.text,
+            _why(skipped),
         )
-    if decision.backend == dispatch.REFERENCE and not skipped:
+    elif decision.backend == dispatch.REFERENCE:
         _warn_slow(decision.refusals, device)
 
 
@@ -111,6 +113,10 @@ def request(backend: str, pin: str | None, head_k: int, head_v: int, gate: str) 
     """The request of a call: where it says ``auto``, ``FLASH_KDA_BACKEND`` speaks."""
     named = (pin or "").strip() if backend == dispatch.AUTO else ""
     return Request(named or backend, head_k, head_v, gate, pinned=bool(named))
+
+
+# Decisions for the kernels in the wheel, which come first: no variable of the DSL changes them.
+_settled: dict[tuple[str, int | None, tuple[str, str | None, int, int, str]], Decision] = {}
 
 
 @functools.lru_cache(maxsize=256)
@@ -124,6 +130,8 @@ def _select(
     decision = _decide(device, wanted)
     if wanted.backend == dispatch.AUTO and decision.backend is not None:
         _report(decision, device)
+    if decision.backend == dispatch.CUDA:
+        _settled[device_type, index, call] = decision
     return decision
 
 
@@ -131,9 +139,11 @@ def _selected(
     backend: str, device_type: str, index: int | None, head_k: int, head_v: int, gate: str
 ) -> Decision:
     # The variables are part of the key: a call sees what they say now. (What the DSL makes of its own after
-    # it was imported is for dsl.pinned to know.)
-    pin = os.environ.get(dispatch.ENV)
-    return _select(device_type, index, (backend, pin, head_k, head_v, gate), os.environ.get(dsl.ENV))
+    # it was imported is for dsl.pinned to know.) Reading one takes a microsecond, so only where it counts.
+    pin = os.environ.get(dispatch.ENV) if backend == dispatch.AUTO else None
+    call = (backend, pin, head_k, head_v, gate)
+    decision = _settled.get((device_type, index, call))
+    return decision or _select(device_type, index, call, os.environ.get(dsl.ENV))
 
 
 def select(
@@ -172,6 +182,7 @@ vars(explanation)["_dynamo_marked_constant"] = True
 def reset() -> None:
     """Forgets decisions, warnings and what was found installed, for tests."""
     _select.cache_clear()
+    _settled.clear()
     _warned.clear()
     dsl.reset()
     fla_install.reset()

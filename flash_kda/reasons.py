@@ -17,10 +17,11 @@ PROBE_ERROR = "probe_error"
 IMPORT_ERROR = "import_error"
 # suitability
 UNSUITABLE = "unsuitable"
+CAPTURE = "capture"  # raised by the call itself: whether a stream is captured is no fact of a device
 # none of the three
 UNKNOWN_BACKEND = "unknown_backend"
 
-_NOT_AVAILABILITY = frozenset({NO_DEVICE, NO_KERNEL, UNSUITABLE, UNKNOWN_BACKEND})
+_NOT_AVAILABILITY = frozenset({NO_DEVICE, NO_KERNEL, UNSUITABLE, CAPTURE, UNKNOWN_BACKEND})
 
 
 def is_availability(code: str) -> bool:

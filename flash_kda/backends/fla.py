@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..dispatch import FLA
+from ._capture import refuse_capture
 from .reference import CHOSEN_SEGMENTS, SOFTPLUS_LOWER_BOUND
 
 # Up to so many tokens its token-by-token kernel is the faster one; its own layer switches here too.
@@ -86,11 +88,13 @@ def compute(
 
     Its functions allocate what they return, so the results are copied; a bf16 state is read as fp32 and
     rounded once at the end. With ``cu_seqlens`` and more than RECURRENT_TOKENS tokens it reads them on the
-    host, and so waits for the GPU.
+    host, and so waits for the GPU: a call that a CUDA graph cannot hold, which is refused.
     """
     if out.numel() == 0:
         _no_tokens(initial_state, final_state)
         return
+    if cu_seqlens is not None and q.shape[1] > RECURRENT_TOKENS:
+        refuse_capture(FLA, q.device, f"the cu_seqlens of more than {RECURRENT_TOKENS} tokens")
     bounded = lower_bound != SOFTPLUS_LOWER_BOUND
     # None means rate 1 to us and another thing to each of its kernels.
     rate = torch.zeros(v.shape[2], device=v.device) if A_log is None else A_log

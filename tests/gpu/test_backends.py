@@ -51,7 +51,7 @@ def hide_dsl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hide_fla(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fla_install, "_read", lambda: ABSENT)
+    monkeypatch.setattr(fla_install, "_read", lambda cc: ABSENT)
     _select.reset()
 
 
@@ -96,7 +96,7 @@ def test_auto_falls_through_what_is_installed(monkeypatch: pytest.MonkeyPatch) -
     p = make(2, 40, 2, 4)
     order = ["cuda"]
     order += ["cute_dsl"] if dsl.installed().reason is None else []
-    order += ["fla"] if fla_install.reason() is None else []
+    order += ["fla"] if fla_install.reason(here()) is None else []
     order += ["reference"]
     hide = {"cuda": hide_image, "cute_dsl": hide_dsl, "fla": hide_fla}
     for backend in order:
@@ -108,7 +108,7 @@ def test_auto_falls_through_what_is_installed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def few_configurations_if_fla() -> None:
-    if fla_install.reason() is None:
+    if fla_install.reason(here()) is None:
         few_configurations()
 
 
@@ -116,7 +116,7 @@ def few_configurations_if_fla() -> None:
 @pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize("bounded", [True, False])
 def test_a_backend_is_right(backend: str, number: int, bounded: bool) -> None:
-    reason = dsl.installed().reason if backend == "cute_dsl" else fla_install.reason()
+    reason = dsl.installed().reason if backend == "cute_dsl" else fla_install.reason(here())
     if reason is not None:
         pytest.skip(f"BACKEND {backend} NOT TESTED: {reason.text}")
     few_configurations_if_fla()
@@ -127,7 +127,7 @@ def test_a_backend_is_right(backend: str, number: int, bounded: bool) -> None:
 
 
 def test_fla_calls_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    if (reason := fla_install.reason()) is not None:
+    if (reason := fla_install.reason(here())) is not None:
         pytest.skip(f"BACKEND fla NOT TESTED: {reason.text}")
     few_configurations()
     monkeypatch.setenv("FLA_FLASH_KDA", "1")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import flash_kda
 from flash_kda import _ops, _select, dispatch, fla_install
-from flash_kda.backends import fla
+from flash_kda.backends import _capture, fla, reference
 from flash_kda.reasons import NO_KERNEL, Reason
 from flash_kda.reference import kda_reference
 
@@ -225,7 +225,7 @@ def test_a_compiled_call_takes_the_backend_of_the_same_eager_one(
     monkeypatch.setattr(
         dispatch, "_capability", lambda backend, device: refuse if backend in ("cuda", "cute_dsl") else None
     )
-    monkeypatch.setattr(fla_install, "_read", lambda: None)
+    monkeypatch.setattr(fla_install, "_read", lambda cc: None)
     monkeypatch.delenv("FLASH_KDA_BACKEND", raising=False)
     _select.reset()
     torch._dynamo.reset()
@@ -263,7 +263,7 @@ def test_what_is_handed_over_are_the_arguments_of_the_real_one(standin: Standin)
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Puts packages on the path and says what is made of them."""
 
-    def put(version: str | None, *files: str) -> Any:
+    def put(version: str | None, *files: str, cc: tuple[int, int] | None = None) -> Any:
         for file in files:
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / file).write_text("raise AssertionError('imported')")
@@ -272,7 +272,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
             info.mkdir()
             (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: fla-core\nVersion: {version}\n")
         fla_install.reset()
-        return fla_install.reason()
+        return fla_install.reason(cc)
 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for name in [name for name in sys.modules if name.split(".")[0] in ("fla", "triton")]:
@@ -319,3 +319,108 @@ def test_a_module_without_a_spec_is_not_taken_for_it(packages: Callable[..., Any
     finally:
         del sys.modules["fla"]
     assert reason.code == "probe_error" and isinstance(reason.cause, ValueError)
+
+
+# ---- Triton's assembler ------------------------------------------------------------------------------------
+
+BIN = "triton/backends/nvidia/bin"
+OLD = "sm_80 sm_89 sm_90 sm_90a sm_100 sm_100a"
+NEW = f"{OLD} sm_103a sm_107a sm_120a"
+
+
+@pytest.fixture
+def ptxas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Writes a program that says, as ptxas does, which targets it takes."""
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    monkeypatch.delenv("TRITON_PTXAS_BLACKWELL_PATH", raising=False)
+
+    def put(path: str, targets: str, code: int = 0) -> Path:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        values = ",".join(f"'{name}'" for name in targets.split())
+        file.write_text(f'#!/bin/sh\necho "Allowed values: {values}."\nexit {code}\n')
+        file.chmod(0o755)
+        return file
+
+    return put
+
+
+def on(packages: Callable[..., Any], major: int, minor: int) -> Any:
+    return packages(None, FLA, KDA, TRITON, cc=(major, minor))
+
+
+def test_the_ptxas_of_triton_is_asked_for_the_gpu(
+    packages: Callable[..., Any], ptxas: Callable[..., Path]
+) -> None:
+    ptxas(f"{BIN}/ptxas", OLD)
+    assert [on(packages, *cc) for cc in ((8, 0), (8, 9), (9, 0), (10, 0))] == [None] * 4
+    reason = on(packages, 10, 7)
+    assert reason.code == "dsl_arch"
+    for part in ("sm_107a", "10.7", "export TRITON_PTXAS_PATH=", f"{BIN}/ptxas)"):
+        assert part in reason.text
+    assert packages(None, cc=None) is None  # AMD's GPUs
+
+
+def test_the_ptxas_for_blackwell_where_there_is_one(
+    packages: Callable[..., Any], ptxas: Callable[..., Path]
+) -> None:
+    ptxas(f"{BIN}/ptxas", OLD)
+    ptxas(f"{BIN}/ptxas-blackwell", f"{OLD} sm_103a")
+    assert on(packages, 9, 0) is None and on(packages, 10, 3) is None
+    assert "export TRITON_PTXAS_BLACKWELL_PATH=" in on(packages, 12, 0).text
+
+
+def test_the_ptxas_of_the_variable_comes_first(
+    packages: Callable[..., Any], ptxas: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ptxas(f"{BIN}/ptxas", OLD)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(ptxas("newer", NEW)))
+    assert on(packages, 10, 7) is None
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(ptxas("older", "sm_80")))
+    assert on(packages, 9, 0).code == "dsl_arch"
+    for broken in ("/nowhere/ptxas", str(ptxas("fails", NEW, code=1)), str(ptxas("mute", ""))):
+        monkeypatch.setenv("TRITON_PTXAS_PATH", broken)  # Triton takes its own then
+        assert on(packages, 9, 0) is None and on(packages, 10, 7).code == "dsl_arch"
+
+
+def test_without_a_ptxas_that_runs(packages: Callable[..., Any], ptxas: Callable[..., Path]) -> None:
+    assert on(packages, 9, 0).code == "probe_error"
+    ptxas(f"{BIN}/ptxas", NEW).chmod(0o644)
+    reason = on(packages, 9, 0)
+    assert reason.code == "probe_error" and "TRITON_PTXAS_PATH" in reason.text
+
+
+# ---- CUDA graphs -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def test_a_capture_is_refused_by_name(capturing: None) -> None:
+    with pytest.raises(flash_kda.Unavailable, match="it reads the ends on the host") as caught:
+        _capture.refuse_capture("fla", torch.device("cuda", 1), "the ends")
+    assert (caught.value.code, caught.value.device, caught.value.cc) == ("capture", "cuda:1", (9, 0))
+    _capture.refuse_capture("fla", torch.device("cpu"), "the ends")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "packed", "asked"), [(65, True, True), (64, True, False), (65, False, False)]
+)
+def test_what_reads_on_the_host_asks_for_a_capture(
+    standin: Standin, monkeypatch: pytest.MonkeyPatch, tokens: int, packed: bool, asked: bool
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(fla, "refuse_capture", lambda backend, device, reads: seen.append(backend))
+    ends = [0, 3, tokens] if packed else None
+    fla.run(*arguments(make_call(B=1, T=tokens, K=32, V=32, cu_seqlens=ends)))
+    assert seen == ["fla"] * asked
+
+
+def test_the_reference_asks_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(reference, "refuse_capture", lambda backend, device, reads: seen.append(backend))
+    flash_kda.fwd(**make_call(), backend="reference")
+    assert seen == ["reference"]

@@ -1,7 +1,8 @@
 """The gate between hardware and what is installed, scenario by scenario (r1 to r32 of the design).
 
 No GPU and no DSL: devices, members of the DSL's enum and the environment are given. M47 is what 4.6.2 and
-4.7.0 have, M48 what 4.8.1 has. r30, r33 and the cubins of r32 need real compiles and are tested with them.
+4.7.0 have, M48 what 4.8.1 has. r30 is in test_cute.py. r33, and r30 and r32 once more, need real compiles and
+are in tests/dsl.
 """
 
 from __future__ import annotations
@@ -451,7 +452,7 @@ class Machine:
         patch(torch.cuda, "is_available", lambda: True)
         patch(torch.cuda, "device_count", lambda: len(self.capability))
         patch(dsl, "_read_install", lambda: self._probe("dsl", self.dsl))
-        patch(fla_install, "_read", lambda: self._probe("fla", self.fla))
+        patch(fla_install, "_read", lambda cc: self._probe("fla", self.fla))
         for name in ("cute_dsl", "fla"):
             self._patch.setitem(_select._LOADERS, name, lambda name=name: self.loads.append(name))
         _select.reset()
@@ -501,6 +502,10 @@ def test_r17_a_probe_imports_nothing(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise AssertionError('{name} imported')")
     (tmp_path / "fla" / "ops" / "kda").mkdir(parents=True)
+    ptxas = tmp_path / "triton" / "backends" / "nvidia" / "bin" / "ptxas"
+    ptxas.parent.mkdir(parents=True)
+    ptxas.write_text("#!/bin/sh\necho \"'sm_80', 'sm_89', 'sm_90a'\"\n")
+    ptxas.chmod(0o755)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "import flash_kda\n"
@@ -662,11 +667,29 @@ def test_auto_falls_from_backend_to_backend(machine: Machine, caplog: pytest.Log
             chosen.append(machine.select())
             machine.select(gate="softplus")
             machine.select()
-            told = [record.args[2] for record in caplog.records if record.levelno == logging.WARNING]
-            assert told == list(dispatch.ORDER[: dispatch.ORDER.index(chosen[-1])])
+            told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+            skipped = dispatch.ORDER[: dispatch.ORDER.index(chosen[-1])]
+            assert len(told) == bool(skipped)
+            assert all(f"{backend}: n" in told[0] for backend in skipped)  # not_in_wheel, no_package
             winners = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
             assert winners[0] == f"backend {chosen[-1]} runs on cuda:0"
     assert chosen == list(dispatch.ORDER)
+
+
+def test_a_plain_install_on_a_gpu_of_the_wheel_warns_of_nothing(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No extra is installed and none is needed; a gate that the kernels lack is the one thing to tell."""
+    machine.archs, machine.dsl = "90a", ABSENT
+    machine.ready()
+    with caplog.at_level(logging.WARNING, logger="flash_kda"):
+        assert machine.select() == "cuda"
+        assert not caplog.records
+        for _ in range(2):
+            assert machine.select(gate="softplus") == "reference"
+    (record,) = caplog.records
+    assert "cute_dsl: no_package" in record.getMessage() and "fla: no_package" in record.getMessage()
+    assert "cuda" not in record.getMessage().replace("cuda:0", "")
 
 
 def test_no_warning_where_nothing_faster_was_written(
@@ -776,14 +799,25 @@ def test_explain_of_an_unknown_backend_says_so() -> None:
 
 # ---- the tests themselves, and the price of an import ------------------------------------------------------
 
-ELSEWHERE = {"r30", "r33"}  # real compiles
+SCENARIOS = {f"b{i}" for i in range(1, 37)} | {f"r{i}" for i in range(1, 34)}
+
+
+def collected(*folders: str) -> set[str]:
+    """The scenarios in the names of the tests that pytest finds."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *folders]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+    names = re.findall(r"::test_((?:[br]\d+_)+)", done.stdout)
+    return {label for name in names for label in name.strip("_").split("_")}
 
 
 def test_every_scenario_is_a_named_test() -> None:
-    sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    named = set(re.findall(r"def test_([br]\d+)_", sources))
-    wanted = {f"b{i}" for i in range(1, 37)} | {f"r{i}" for i in range(1, 34)}
-    assert wanted - named <= ELSEWHERE
+    """r33 compiles for real: in tests/dsl, which nox -s tests runs beside one version of the DSL."""
+    here = collected("tests/unit", "tests/build")
+    beside_the_dsl = collected("tests/dsl")
+    assert SCENARIOS - here == {"r33"}
+    assert here | beside_the_dsl == SCENARIOS
+    assert {"r1", "r2", "r4", "r10", "r16", "r18", "r19", "r30", "r32", "r33"} <= beside_the_dsl
 
 
 TIMED = """

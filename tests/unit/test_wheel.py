@@ -44,7 +44,7 @@ def make(tmp_path: Path, fixtures: Path) -> Make:
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = Reason(NO_PACKAGE, "it is not installed")
     monkeypatch.setattr(dsl, "installed", lambda: dsl.Install(reason=absent))
-    monkeypatch.setattr(fla_install, "reason", lambda: absent)
+    monkeypatch.setattr(fla_install, "reason", lambda cc: absent)
     monkeypatch.setattr(_report, "torch_gpus", lambda torch: ())
 
 
