@@ -50,9 +50,9 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
-def cute_tests(session: nox.Session) -> None:
-    """The CuTe DSL's kernels without a GPU, beside every locked DSL, or ``-- --dsl 4.8.1`` for one."""
-    call(session, "cute_tests")
+def dsl_matrix(session: nox.Session) -> None:
+    """The CuTe DSL's kernels without a GPU, beside each version of it; ``-- --dsl 4.8.1`` for one."""
+    call(session, "dsl_matrix")
 
 
 @nox.session(venv_backend="none")

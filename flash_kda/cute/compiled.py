@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import importlib.metadata
 import tempfile
 import threading
 from pathlib import Path
@@ -14,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import dsl
+from ..backends.reference import CHOSEN_SEGMENTS, SOFTPLUS_LOWER_BOUND
 from ..fatbin import FatbinError
 from .arguments import BFLOAT16, FLOAT32, INT32, INT64, MAX_HEADS, MAX_SEQUENCES, MAX_TOKENS, Block, Variant
 from .cubin import recorded_arch
-
-DISTRIBUTION = "nvidia-cutlass-dsl"
-SOFTPLUS_LOWER_BOUND = 0.0  # the operator's float that stands for lower_bound=None
-CHOSEN_SEGMENTS = -1
 
 _SOURCES = ("arguments.py", "recurrent.py")
 _DTYPES = {
@@ -30,19 +27,19 @@ _DTYPES = {
     torch.int64: INT64,
 }
 
-_Key = tuple[Variant, str, str, str]
+_Key = tuple[Variant, str, str | None, str]
 _compiled: dict[_Key, Any] = {}
 _compiling = threading.Lock()  # the DSL compiles one function at a time
 
 
 class WrongArchitecture(RuntimeError):
-    """The DSL made code for another architecture than it was told to; such code is never kept or launched."""
+    """The DSL does not know the architecture asked for, or made code for another one; such code is never kept
+    or launched."""
 
 
-@functools.cache
-def dsl_version() -> str:
-    """Version of the installed DSL; PackageNotFoundError without one."""
-    return importlib.metadata.version(DISTRIBUTION)
+def dsl_version() -> str | None:
+    """Version of the installed DSL, None without one."""
+    return dsl.installed().version
 
 
 @functools.cache
@@ -72,6 +69,10 @@ def _compile(variant: Variant, arch: str) -> Any:
 
     from . import recurrent
 
+    members = dsl.installed().members
+    if arch not in members:  # the gate does not let one through; the DSL would say a bare KeyError
+        names = ", ".join(members) or "none that could be read"
+        raise WrongArchitecture(f"{dsl.DISTRIBUTION} {dsl_version()} has no target {arch}; it has {names}")
     # The DSL hands out a cubin by way of a file, by default in the working directory.
     with tempfile.TemporaryDirectory(prefix="flash_kda_cute_") as folder:
         compiler = cute.compile[cute.GPUArch(arch), cute.KeepCUBIN(), DumpDir(folder)]
@@ -88,9 +89,9 @@ def compile_kernel(variant: Variant, arch: str) -> Any:
         The DSL's compiled object; ``__cubin__`` holds its machine code.
 
     Raises:
-        WrongArchitecture: the code is for another architecture than ``arch``; nothing is remembered.
-        ImportError, importlib.metadata.PackageNotFoundError: no DSL.
-        KeyError: (the DSL's) it does not know ``arch``.
+        WrongArchitecture: the DSL does not know ``arch``, or made code for another one; nothing is
+            remembered.
+        ImportError: no DSL.
     """
     key = (variant, arch, dsl_version(), source_hash())
     with _compiling:

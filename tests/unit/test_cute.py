@@ -62,7 +62,7 @@ def test_a_cubin_cut_short(end: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [fixture("sm_100f"), b"", None, "a path", fixture("old_sm_90")])
-def test_code_for_another_architecture_is_not_kept(monkeypatch: pytest.MonkeyPatch, kept: Any) -> None:
+def test_r30_code_for_another_architecture_is_not_kept(monkeypatch: pytest.MonkeyPatch, kept: Any) -> None:
     monkeypatch.setattr(compiled, "dsl_version", lambda: "0")
     monkeypatch.setattr(compiled, "_compile", lambda variant, arch: SimpleNamespace(__cubin__=kept))
     for _ in range(2):

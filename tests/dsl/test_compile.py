@@ -1,7 +1,6 @@
 """The recurrent kernel compiled by an installed CuTe DSL: what the cubins hold, and what the PTX computes.
 
-Marked ``cute_dsl``, which pytest leaves out unless asked for (pyproject.toml): ``python -m ci.cute_tests``
-runs it beside each version of the DSL. Needs no GPU: ``ptx_machine`` runs the PTX.
+``python -m ci.dsl_matrix`` runs it beside each version of the DSL. ``ptx_machine`` runs the PTX.
 """
 
 from __future__ import annotations
@@ -9,11 +8,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
 import re
 import struct
 import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +19,14 @@ import numpy as np
 import ptx_machine
 import pytest
 import torch
+from conftest import python
 
+from flash_kda import dsl
+from flash_kda.arch import CUTE_DSL_CAPABILITIES
 from flash_kda.cute import compiled
 from flash_kda.cute.arguments import BFLOAT16, FLOAT32, INT32, INT64, Variant
 from flash_kda.reference import kda_reference
 
-pytestmark = pytest.mark.cute_dsl
-
-ROOT = Path(__file__).resolve().parents[2]
 NAME = "flash_kda_recurrent"
 MAX_REGISTERS = 128  # four blocks on a multiprocessor
 PLAIN = Variant(FLOAT32, FLOAT32, None, True, True, False)
@@ -46,12 +43,8 @@ ONLY_SINCE_4_8 = "sm_107a"
 
 
 def known() -> tuple[str, ...]:
-    """Those of WANTED that the installed DSL knows; all but one must be known to every version."""
-    try:
-        from cutlass.base_dsl.enums import Arch
-    except ImportError:  # 4.6
-        from cutlass.base_dsl.arch import Arch
-    return tuple(name for name in WANTED if name in Arch.__members__)
+    """Those of WANTED that the installed DSL has."""
+    return tuple(name for name in WANTED if name in dsl.installed().members)
 
 
 @functools.cache
@@ -67,26 +60,79 @@ def said(option: str, cubin: bytes, folder: Path) -> str:
     return subprocess.run([cuobjdump(), option, path], capture_output=True, text=True, check=True).stdout
 
 
+def assembled_for(cubin: bytes, folder: Path) -> str:
+    """The target in a cubin as cuobjdump reads it: ``-sass`` would not show an f."""
+    (command,) = re.findall(r"Tool Command Line Arguments: (.*)", said("-elf", cubin, folder))
+    *_, option, arch = command.split()
+    assert option == "-arch"
+    return str(arch)
+
+
 def test_architectures_known() -> None:
-    version = tuple(int(part) for part in compiled.dsl_version().split(".")[:2])
+    """Of the GPUs that the backend was written for, all but Rubin are known to every version."""
+    version = tuple(int(part) for part in str(dsl.installed().version).split(".")[:2])
     assert set(WANTED) - set(known()) == (set() if version >= (4, 8) else {ONLY_SINCE_4_8})
+    assert {dsl.native(cc).sm for cc in CUTE_DSL_CAPABILITIES} <= set(WANTED)
 
 
 @pytest.mark.parametrize(("arch", "variant"), list(itertools.product(WANTED, VARIANTS)))
-def test_cubins(arch: str, variant: Variant, tmp_path: Path) -> None:
+def test_r33_cubins(arch: str, variant: Variant, tmp_path: Path) -> None:
     if arch not in known():
-        with pytest.raises(KeyError, match=arch):
+        with pytest.raises(compiled.WrongArchitecture, match=f"no target {arch}; it has sm_80, "):
             compiled.compile_kernel(variant, arch)
         return
     cubin = compiled.compile_kernel(variant, arch).__cubin__
-    (command,) = re.findall(r"Tool Command Line Arguments: (.*)", said("-elf", cubin, tmp_path))
-    assert command.split()[-2:] == ["-arch", arch]
+    assert assembled_for(cubin, tmp_path) == arch
     usage = said("--dump-resource-usage", cubin, tmp_path)
     (name,) = re.findall(r"Function (\w+):", usage)
     assert NAME in name
     numbers = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     assert numbers["REG"] <= MAX_REGISTERS
     assert (numbers["STACK"], numbers["LOCAL"]) == (0, 0)
+
+
+EVERY = """\
+from cutlass import Float32, Int64, cute
+from cutlass.base_dsl.compiler import DumpDir
+from flash_kda import dsl
+from flash_kda.cute import cubin
+
+@cute.kernel
+def store(address: Int64):
+    pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=4)
+    cute.make_tensor(pointer, cute.make_layout(1))[0] = Float32(1.0)
+
+@cute.jit
+def launch(address: Int64):
+    store(address).launch(grid=(1, 1, 1), block=(1, 1, 1))
+
+for name in dsl.installed().members:
+    made = cute.compile[cute.GPUArch(name), cute.KeepCUBIN(), DumpDir(".")](launch, Int64(0))
+    open(name + ".made", "wb").write(made.__cubin__)
+    meant = dict(dsl.installed().aliases).get(name, name)
+    assert cubin.recorded_arch(made.__cubin__) == meant, (name, cubin.recorded_arch(made.__cubin__))
+"""
+
+
+def test_r33_a_small_kernel_for_every_target_of_the_dsl(tmp_path: Path) -> None:
+    script = tmp_path / "every.py"  # the DSL reads the source of what it compiles
+    script.write_text(EVERY)
+    python(f"import runpy; runpy.run_path({str(script)!r})", cwd=tmp_path)
+    aliases = dict(dsl.installed().aliases)
+    for name in dsl.installed().members:
+        assert assembled_for((tmp_path / f"{name}.made").read_bytes(), tmp_path) == aliases.get(name, name)
+
+
+def test_r30_a_cubin_for_another_architecture_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The DSL told another target than the key says: a real cubin, refused."""
+    real = compiled._compile
+    compiled.reset()
+    monkeypatch.setattr(compiled, "_compile", lambda variant, arch: real(variant, "sm_100f"))
+    with pytest.raises(
+        compiled.WrongArchitecture, match="expected a cubin for sm_100a, the DSL made one for sm_100f"
+    ):
+        compiled.compile_kernel(PLAIN, "sm_100a")
+    assert not compiled._compiled
 
 
 @pytest.mark.parametrize("softplus", [False, True])
@@ -110,12 +156,13 @@ print(cubin.recorded_arch(kernel.__cubin__))
 """
 
 
-def test_an_architecture_asked_for_wins_over_the_environment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("variable", ["CUTE_DSL_ARCH", "CUTE_EXPERIMENTAL_DSL_ARCH"])
+@pytest.mark.parametrize("value", ["sm_90a", "sm_foo"])
+def test_r32_an_architecture_asked_for_wins_over_the_environment(
+    tmp_path: Path, variable: str, value: str
+) -> None:
     """The variable counts from the DSL's import on, so in a process of its own."""
-    environment = {**os.environ, "CUTE_DSL_ARCH": "sm_90a", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "error", "-c", SCRIPT]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "sm_100f", done.stderr
+    assert python(SCRIPT, "-W", "error", cwd=tmp_path, **{variable: value}).strip() == "sm_100f"
     assert list(tmp_path.iterdir()) == [], "the DSL has left files in the working directory"
 
 
