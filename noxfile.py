@@ -61,6 +61,12 @@ def gpu_tests(session: nox.Session) -> None:
     session.run("python", "-m", "ci.gpu_tests", *session.posargs)
 
 
+@nox.session(venv_backend="none")
+def fallthrough(session: nox.Session) -> None:
+    """``auto`` on a GPU that the wheel is not for: ``-- --wheel FILE --cute-path DIR --fla-path DIR``."""
+    session.run("python", "-m", "ci.fallthrough", *session.posargs)
+
+
 @nox.session
 def import_matrix(session: nox.Session) -> None:
     """Use the wheels under the matrix's Pythons and torches, without a GPU; ``-- --python 3.12`` for one."""

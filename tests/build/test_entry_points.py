@@ -22,6 +22,7 @@ SESSIONS = {
     "tests",
     "dsl_matrix",
     "gpu_tests",
+    "fallthrough",
     "lint",
     "update",
     "import_matrix",
