@@ -469,18 +469,36 @@ def check_fwd(
 
 # ---- the short way -----------------------------------------------------------------------------------------
 # check_fwd takes longer than the launch of a kernel. Nearly every call is right in the plainest way, and that
-# is seen here at a fraction of the price. Whatever this is not sure of, check_fwd decides and puts in words.
+# is seen here at a fraction of the price, for which this is written out rather than in words of its own.
+# Whatever it is not sure of, check_fwd decides and puts in words.
 
 
 class _NotPlain(Exception):
     """Only check_fwd can tell."""
 
 
-_Span = tuple[int, int]  # the bytes [start, stop) of a tensor
+_Spans = list[tuple[int, int]]  # the bytes [start, stop) of tensors
 
 
-def _row_span(tensor: Tensor, size: int) -> _Span:
-    """The bytes of a tensor that is read by rows, or of such a view; contiguous, there are ``size``."""
+def _quick_numbers(scale: Any, lower_bound: Any) -> bool:
+    return (scale is None or (type(scale) is float and -_SCALE_MAX <= scale <= _SCALE_MAX)) and (
+        lower_bound is None or (type(lower_bound) is float and -5.0 <= lower_bound < 0.0)
+    )
+
+
+def _quick_kinds(tensors: tuple[Any, ...], device: int) -> bool:
+    """Plain tensors of one device, none of which wants a gradient."""
+    grad = torch.is_grad_enabled()
+    for t in tensors:
+        if t is not None and (
+            type(t) not in _PLAIN or t.get_device() != device or (grad and t.requires_grad)
+        ):
+            return False
+    return True
+
+
+def _row_span(tensor: Tensor, size: int) -> tuple[int, int]:
+    """The bytes of a tensor that is read by rows of ROW_BYTES; contiguous, there are ``size``."""
     start = tensor.data_ptr()
     if start == 0 or start % ROW_BYTES:
         raise _NotPlain
@@ -492,104 +510,68 @@ def _row_span(tensor: Tensor, size: int) -> _Span:
     return start, start + _extent(tensor)
 
 
-def _span(tensor: Tensor, size: int, alignment: int = 1) -> _Span:
-    """A contiguous tensor's bytes, of which there are ``size``."""
-    start = tensor.data_ptr()
-    if start == 0 or start % alignment or not tensor.is_contiguous():
-        raise _NotPlain
-    return start, start + size
-
-
-def _quick_tensors(call: _Call, device: int) -> None:
-    """Plain tensors of one device, none of which wants a gradient."""
-    grad = torch.is_grad_enabled()
-    for tensor in call:
-        if tensor is not None and (
-            type(tensor) not in _PLAIN or tensor.get_device() != device or (grad and tensor.requires_grad)
-        ):
-            raise _NotPlain
-
-
-def _quick_inputs(call: _Call, s: Sizes) -> list[_Span]:
-    """Spans of what is read a token: 16-byte rows, views allowed for all but beta."""
-    key, gate = (s.B, s.T, s.H, s.K), (s.B, s.T, s.HV, s.K)
+def _parameter_spans(A_log: Any, dt_bias: Any, cu_seqlens: Any, s: Sizes) -> _Spans:
     spans = []
-    for tensor, shape in ((call.q, key), (call.k, key), (call.v, (s.B, s.T, s.HV, s.V)), (call.g, gate)):
-        if tensor.shape != shape or tensor.dtype is not torch.bfloat16:
+    for t, numel, shape in ((A_log, s.HV, (s.HV,)), (dt_bias, s.HV * s.K, (s.HV, s.K))):
+        if t is not None:
+            if t.dtype is not torch.float32 or not t.is_contiguous() or t.shape not in (shape, (numel,)):
+                raise _NotPlain
+            start = t.data_ptr()
+            spans.append((start, start + 4 * numel))
+    if cu_seqlens is not None:
+        ok = cu_seqlens.dtype in _INDEX and cu_seqlens.dim() == 1 and cu_seqlens.is_contiguous()
+        if not ok or s.B != 1 or s.N < 1:
             raise _NotPlain
-        spans.append(_row_span(tensor, 2 * shape[0] * shape[1] * shape[2] * shape[3]))
-    if call.beta.shape != gate[:3] or call.beta.dtype is not torch.bfloat16:
-        raise _NotPlain
-    spans.append(_span(call.beta, 2 * s.B * s.T * s.HV))
+        start = cu_seqlens.data_ptr()
+        spans.append((start, start + 8 * s.N + 8))
     return spans
 
 
-def _quick_parameters(call: _Call, s: Sizes) -> list[_Span]:
-    spans = []
-    if call.A_log is not None:
-        if call.A_log.shape != (s.HV,) or call.A_log.dtype is not torch.float32:
-            raise _NotPlain
-        spans.append(_span(call.A_log, 4 * s.HV))
-    if call.dt_bias is not None:
-        channels = s.HV * s.K
-        if call.dt_bias.shape not in ((s.HV, s.K), (channels,)) or call.dt_bias.dtype is not torch.float32:
-            raise _NotPlain
-        spans.append(_span(call.dt_bias, 4 * channels))
-    if call.cu_seqlens is not None:
-        if call.cu_seqlens.dtype not in _INDEX or call.cu_seqlens.dim() != 1 or s.N < 1 or s.B != 1:
-            raise _NotPlain
-        spans.append(_span(call.cu_seqlens, call.cu_seqlens.nbytes))
-    return spans
-
-
-def _quick_state(state: Tensor, s: Sizes) -> _Span:
-    if state.shape != (s.N, s.HV, s.V, s.K) or state.dtype not in _STATE:
+def _state_span(state: Tensor, s: Sizes) -> tuple[int, int]:
+    start, dtype = state.data_ptr(), state.dtype
+    if (
+        (dtype is not torch.float32 and dtype is not torch.bfloat16)
+        or state.shape != (s.N, s.HV, s.V, s.K)
+        or start == 0
+        or start % ROW_BYTES
+        or not state.is_contiguous()
+    ):
         raise _NotPlain
-    return _span(state, state.nbytes, ROW_BYTES)
+    return start, start + s.N * s.HV * s.V * s.K * (4 if dtype is torch.float32 else 2)
 
 
-def _quick_outputs(call: _Call, s: Sizes, read: list[_Span]) -> None:
-    """What is written is contiguous and shares no byte; final_state may be initial_state."""
-    if call.out.shape != (s.B, s.T, s.HV, s.V) or call.out.dtype is not torch.bfloat16:
+def _input_spans(q: Any, k: Any, v: Any, g: Any, beta: Any, s: Sizes) -> _Spans:
+    B, T, H, HV, K, V, _ = s
+    if not (
+        k.shape == q.shape
+        and v.shape == (B, T, HV, V)
+        and g.shape == (B, T, HV, K)
+        and beta.shape == (B, T, HV)
+        and q.dtype is k.dtype is v.dtype is g.dtype is beta.dtype is torch.bfloat16
+        and beta.is_contiguous()
+        and not (HV % H or K % ROW_BYTES or V % ROW_BYTES)
+    ):
         raise _NotPlain
-    written = [_span(call.out, call.out.nbytes, ROW_BYTES)]
-    if call.initial_state is not None and call.initial_state is not call.final_state:
-        read.append(_quick_state(call.initial_state, s))
-    if call.final_state is not None:
-        written.append(_quick_state(call.final_state, s))
-        start, stop = written[1]
-        if start < written[0][1] and written[0][0] < stop:
-            raise _NotPlain
-    for start, stop in written:
+    key, row, start = 2 * B * T * H * K, 2 * B * T * HV, beta.data_ptr()
+    return [
+        _row_span(q, key),
+        _row_span(k, key),
+        _row_span(v, row * V),
+        _row_span(g, row * K),
+        (start, start + row),
+    ]
+
+
+def _apart(written: _Spans, read: _Spans) -> bool:
+    """Whether nothing that is written lies in what is read, or in another."""
+    for index, (start, stop) in enumerate(written):
         for first, last in read:
             if first < stop and start < last:
-                raise _NotPlain
-    if not torch.is_inference_mode_enabled():
-        _check_writable(call)
-
-
-def _quick_numbers(scale: Any, lower_bound: Any) -> None:
-    if not (scale is None or (type(scale) is float and -_SCALE_MAX <= scale <= _SCALE_MAX)):
-        raise _NotPlain
-    if not (lower_bound is None or (type(lower_bound) is float and -5.0 <= lower_bound < 0.0)):
-        raise _NotPlain
-
-
-def _quick(call: _Call, scale: Any, lower_bound: Any) -> Sizes:
-    _quick_numbers(scale, lower_bound)
-    device = call.q.get_device()
-    if device < 0 and call.cu_seqlens is not None:  # on the CPU its contents are read
-        raise _NotPlain
-    _quick_tensors(call, device)
-    B, T, H, K = call.q.shape
-    HV, V = call.v.shape[2:]
-    if HV % H or K % ROW_BYTES or V % ROW_BYTES:
-        raise _NotPlain
-    sizes = Sizes(B, T, H, HV, K, V, B if call.cu_seqlens is None else call.cu_seqlens.shape[0] - 1)
-    read = _quick_inputs(call, sizes)
-    read += _quick_parameters(call, sizes)
-    _quick_outputs(call, sizes, read)
-    return sizes
+                return False
+        for first, last in written[:index]:
+            if first < stop and start < last:
+                return False
+    return True
 
 
 def quick_sizes(
@@ -611,8 +593,28 @@ def quick_sizes(
 
     Not while tracing: it reads addresses.
     """
-    call = _Call(q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens)
+    tensors = (q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens)
     try:
-        return _quick(call, scale, lower_bound)
+        device = q.get_device()
+        if device < 0 and cu_seqlens is not None:  # on the CPU its contents are read
+            return None
+        if not _quick_numbers(scale, lower_bound) or not _quick_kinds(tensors, device):
+            return None
+        B, T, H, K = q.shape
+        _, _, HV, V = v.shape
+        s = Sizes(B, T, H, HV, K, V, B if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+        if out.shape != v.shape or out.dtype is not torch.bfloat16 or not out.is_contiguous():
+            return None
+        read = _input_spans(q, k, v, g, beta, s) + _parameter_spans(A_log, dt_bias, cu_seqlens, s)
+        written = [_row_span(out, 2 * B * T * HV * V)]
+        if initial_state is not None and initial_state is not final_state:  # it may be that itself
+            read.append(_state_span(initial_state, s))
+        if final_state is not None:
+            written.append(_state_span(final_state, s))
+        if not torch.is_inference_mode_enabled() and (
+            out.is_inference() or (final_state is not None and final_state.is_inference())
+        ):
+            return None
+        return s if _apart(written, read) else None
     except Exception:  # no tensor, no address, no stride: whatever it was, check_fwd has words for it
         return None
