@@ -131,8 +131,8 @@ def _select(
     if wanted.backend == dispatch.AUTO and decision.backend is not None:
         _report(decision, device)
     if decision.backend == dispatch.CUDA:
-        backend, pin, *rest = call
-        _settled.add((backend, pin, device_type, index, *rest))
+        backend, pin, head_k, head_v, gate = call
+        _settled.add((backend, pin, device_type, index, head_k, head_v, gate))
     return decision
 
 

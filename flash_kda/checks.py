@@ -470,7 +470,7 @@ def check_fwd(
 # ---- the short way -----------------------------------------------------------------------------------------
 # check_fwd takes longer than the launch of a kernel. Nearly every call is right in the plainest way, and that
 # is seen here at a fraction of the price, for which it is written out: a function call costs as much as two
-# questions to a tensor, and there are ten tensors. What it is not sure of, check_fwd decides and puts in words.
+# questions to a tensor, and there are ten tensors. What it is not sure of, check_fwd decides and words.
 
 
 def _plain_numbers(scale: Any, lower_bound: Any) -> bool:
@@ -499,11 +499,13 @@ def quick_sizes(
     initial_state: Any,
     final_state: Any,
     cu_seqlens: Any,
+    *,
+    outputs: bool = True,
 ) -> Sizes | None:
     """What ``check_fwd`` returns, for a call that is plainly right; None where only that one can tell.
 
-    ``out`` and ``final_state`` are both None where they are yet to be allocated. Not while tracing: it reads
-    addresses.
+    Without ``outputs``, ``out`` and ``final_state`` are None: they are yet to be allocated. Not while
+    tracing: it reads addresses.
     """
     try:
         device = q.get_device()
@@ -516,7 +518,7 @@ def quick_sizes(
         gate, row = (B, T, HV, K), 2 * B * T * HV
         N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         grad = torch.is_grad_enabled()
-        read = []
+        read: list[tuple[int, int]] = []
 
         rows = [
             (q, key, 2 * B * T * H * K),
@@ -524,7 +526,7 @@ def quick_sizes(
             (v, value, row * V),
             (g, gate, row * K),
         ]
-        if out is not None:
+        if outputs:
             if not out.is_contiguous():  # or an element may be written twice
                 return None
             rows.append((out, value, row * V))  # the last: taken off again below
@@ -544,9 +546,11 @@ def quick_sizes(
             if not t.is_contiguous() and (size := _strided_size(t)) == 0:
                 return None
             read.append((start, start + size))
-        written = [] if out is None else [read.pop()]
+        written = [read.pop()] if outputs else []
 
-        plain = [(beta, torch.bfloat16, gate[:3], row)]
+        plain: list[tuple[Tensor, torch.dtype, tuple[int, ...], int]] = [
+            (beta, torch.bfloat16, gate[:3], row)
+        ]
         if A_log is not None:
             plain.append((A_log, torch.float32, (HV,), 4 * HV))
         if dt_bias is not None:

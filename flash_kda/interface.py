@@ -248,7 +248,7 @@ def flash_kda_func(
     # What has just been allocated shares no memory and need not be asked.
     sizes = None
     if not torch.compiler.is_compiling():
-        sizes = quick_sizes(*given, None, *last, None, cu_seqlens)
+        sizes = quick_sizes(*given, None, *last, None, cu_seqlens, outputs=False)
     if sizes is None:
         check_sources(q, v, cu_seqlens)
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
