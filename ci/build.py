@@ -16,6 +16,7 @@ from ci.matrix import CudaRow
 from ci.process import CONSOLE, run
 from ci.repair import repair
 from ci.selection import check_archs
+from ci.toolchain import image
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ class Tools:
 def tools_for(row: CudaRow) -> Tools:
     """Everything a build of `row` needs, downloaded or made on first use."""
     python = venv.locked("build", torch=matrix.load().project.torch_build)
-    return Tools(python, toolchain.ensure(row.toolkit), sysroot.ensure(python))
+    locked = row.toolkit_from == matrix.LOCK
+    home = toolchain.ensure(row.toolkit) if locked else image.find(row)
+    return Tools(python, home, sysroot.ensure(python))
 
 
 def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) -> dict[str, str]:
@@ -56,7 +59,6 @@ def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) 
     Every variable that ``setup.py`` reads is set here, so that none is lost on the way and none leaks in.
     """
     work, revision = _plan(row, archs), source.revision()
-    commit = f"{revision.commit}{'+dirty' if revision.dirty else ''}" if revision.commit else None
     return {
         "PATH": f"{tools.python.bin}:{os.environ.get('PATH', '/usr/bin:/bin')}",
         "HOME": os.environ.get("HOME", "/"),
@@ -71,10 +73,10 @@ def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) 
         "FLASH_KDA_LOCAL_VERSION": row.label,
         "FLASH_KDA_LINK_SYSROOT": str(tools.sysroot),
         "FLASH_KDA_SKIP_CUDA_BUILD": "0",
-        **({"FLASH_KDA_SOURCE_COMMIT": commit} if commit else {}),
+        **({source.COMMIT: revision.label} if revision.label else {}),
         "MAX_JOBS": str(conditions.jobs or work.jobs),
         "NVCC_THREADS": str(conditions.threads or work.threads),
-        "SOURCE_DATE_EPOCH": str(revision.epoch),
+        source.EPOCH: str(revision.epoch),
     }
 
 
@@ -161,7 +163,10 @@ def main() -> int:
     """Command line: build and verify each row asked for."""
     parser = argparse.ArgumentParser(prog="python -m ci.build", description="Build and verify wheels.")
     parser.add_argument(
-        "--cuda", action="append", metavar="LABEL", help="row of ci/matrix.toml (default: every row)"
+        "--cuda",
+        action="append",
+        metavar="LABEL",
+        help="row of ci/matrix.toml (default: every row with a locked toolkit)",
     )
     parser.add_argument("--archs", help="narrow the architectures, as a comma list")
     parser.add_argument(
@@ -170,7 +175,7 @@ def main() -> int:
     given = parser.parse_args()
     wheels.check_python()
     check_archs(given.archs)
-    for label in given.cuda or [row.label for row in matrix.load().rows]:
+    for label in given.cuda or [row.label for row in matrix.load().locked_rows]:
         wheel = release(label, given.archs, given.out or _home(label, given.archs))
         CONSOLE.print(f"[green]{wheel}[/green] {wheel.stat().st_size / 1e6:.2f} MB")
     return 0

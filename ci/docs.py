@@ -103,7 +103,7 @@ def gpu_table(found: matrix.Matrix, records: Path = RECORDS) -> str:
     rows = []
     for kernel in arch.KERNEL_TARGETS:
         target = kernel.target
-        wheels = [row.label for row in found.rows if target.name in row.archs]
+        wheels = [row.label for row in found.locked_rows if target.name in row.archs]
         rows.append(
             (
                 ", ".join(kernel.gpus),

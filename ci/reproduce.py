@@ -129,7 +129,7 @@ def _built(label: str, archs: str | None, folder: Path, conditions: build.Condit
 
 def main() -> int:
     """Command line."""
-    rows = [row.label for row in matrix.load().rows]
+    rows = [row.label for row in matrix.load().locked_rows]
     parser = argparse.ArgumentParser(
         prog="python -m ci.reproduce", description="Build twice, compare the bytes."
     )
