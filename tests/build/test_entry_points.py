@@ -26,6 +26,8 @@ SESSIONS = {
     "lint",
     "update",
     "import_matrix",
+    "cibw",
+    "containers",
 }
 INPUTS = sorted(venv.REQUIREMENTS.glob("*.in"))
 LOCKS = sorted(venv.REQUIREMENTS.glob("*.txt"))
