@@ -47,9 +47,9 @@ class Tools:
 
 def tools_for(row: CudaRow) -> Tools:
     """Everything a build of `row` needs, downloaded or made on first use."""
-    python = venv.locked("build", torch=matrix.load().project.torch_build)
     locked = row.toolkit_from == matrix.LOCK
     home = toolchain.ensure(row.toolkit) if locked else image.find(row)
+    python = venv.locked("build", torch=matrix.load().project.torch_build)
     return Tools(python, home, sysroot.ensure(python))
 
 
