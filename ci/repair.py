@@ -19,8 +19,9 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ci import matrix
+from ci import matrix, sbom
 from ci.errors import ConfigError, MetadataError, PlatformError, run_cli
+from ci.extension import record
 from ci.process import run
 from ci.toml import read_toml
 from ci.venv import Venv, locked
@@ -36,8 +37,8 @@ def excludes() -> tuple[str, ...]:
 
 
 def repair(wheel: Path, out: Path, tools: Venv, epoch: int) -> Path:
-    """Check that `wheel` keeps to the platform tag of the matrix, set the tag, write the canonical zip to
-    `out`.
+    """Check that `wheel` keeps to the platform tag of the matrix, set the tag, add the bill of materials,
+    write the canonical zip to `out`.
 
     `epoch` (seconds since 1970) dates every file in it.  Raises PlatformError when the wheel needs newer
     symbols or other libraries than the tag allows, or when auditwheel leaves no wheel behind.
@@ -47,8 +48,9 @@ def repair(wheel: Path, out: Path, tools: Venv, epoch: int) -> Path:
         _audit(wheel, Path(scratch), tools, plat, epoch)
         repaired = _only_wheel(Path(scratch), wheel, plat)
         _refuse_grafts(repaired)
+        materials = {sbom.MEMBER: sbom.make(record.of_wheel(repaired), epoch).encode()}
         out.mkdir(parents=True, exist_ok=True)
-        return normalise(repaired, out / repaired.name, epoch)
+        return normalise(repaired, out / repaired.name, epoch, materials)
 
 
 def _audit(wheel: Path, scratch: Path, tools: Venv, plat: str, epoch: int) -> None:
@@ -83,17 +85,19 @@ def _refuse_grafts(wheel: Path) -> None:
         )
 
 
-def normalise(wheel: Path, target: Path, epoch: int) -> Path:
-    """Write `wheel` again to `target` with sorted members, one date, fixed modes and a fresh RECORD.
+def normalise(wheel: Path, target: Path, epoch: int, about: Mapping[str, bytes] | None = None) -> Path:
+    """Write `wheel` again to `target` with sorted members, one date, fixed modes and a fresh RECORD; `about`
+    are files to add below ``.dist-info``.
 
     The same members give the same bytes, whatever the umask, clock and file order they were packed under.
     """
     with zipfile.ZipFile(wheel) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist() if not info.is_dir()}
-    record = _record_name(wheel, members)
-    members[record] = _record(members, record)
+    listing = _record_name(wheel, members)
+    members |= {f"{listing.removesuffix('RECORD')}{name}": data for name, data in (about or {}).items()}
+    members[listing] = _record(members, listing)
     # RECORD goes last, as the wheel specification asks: a reader that streams has then seen all it lists.
-    names = [*sorted(name for name in members if name != record), record]
+    names = [*sorted(name for name in members if name != listing), listing]
     with zipfile.ZipFile(target, "w") as archive:
         for name in names:
             archive.writestr(_member(name, epoch), members[name], compresslevel=9)
@@ -109,14 +113,14 @@ def _record_name(wheel: Path, members: Iterable[str]) -> str:
     return found[0]
 
 
-def _record(members: Mapping[str, bytes], record: str) -> bytes:
+def _record(members: Mapping[str, bytes], listing: str) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for name in sorted(members):
-        if name != record:
+        if name != listing:
             digest = base64.urlsafe_b64encode(hashlib.sha256(members[name]).digest()).rstrip(b"=").decode()
             writer.writerow([name, f"sha256={digest}", len(members[name])])
-    writer.writerow([record, "", ""])
+    writer.writerow([listing, "", ""])
     return text.getvalue().encode()
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ci import source
-from ci.errors import CiError
+from ci.errors import CiError, MetadataError
 from ci.extension.toolset import Toolset
 from ci.matrix import Project
 
+MEMBER = "flash_kda/build_record.json"
 _TOOLS = ("setuptools", "ninja")
 
 
@@ -38,6 +41,21 @@ def commit(root: Path, environ: Mapping[str, str] = os.environ) -> dict[str, obj
     except CiError:  # no commit yet, or git refuses the folder: a record without a commit is still true
         return {"commit": None, "dirty": None}
     return {"commit": state.commit, "dirty": state.dirty if state.commit else None}
+
+
+def of_wheel(wheel: Path) -> dict[str, Any]:
+    """The record inside `wheel`; MetadataError when it has none that can be read."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            found = json.loads(archive.read(MEMBER))
+        if not isinstance(found, dict):
+            raise ValueError(f"{found!r:.80}")
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise MetadataError(
+            f"{wheel.name}: expected a wheel with {MEMBER}, a JSON object, got: {error}.\n"
+            "Next: build the wheel again"
+        ) from error
+    return found
 
 
 def tool_versions() -> dict[str, str | None]:
@@ -71,6 +89,7 @@ def make(
             "ptxas": toolset.ptxas_version,
         },
         "cxx": toolset.cxx_version,
+        "linker": toolset.linker_version,
         # Without the local label: headers of a CPU and a CUDA build are the same, and so is the wheel.
         "torch": {"built_with": toolset.torch_version.partition("+")[0], "target": project.torch_target},
         "python": f"{project.python_tag}-abi3",

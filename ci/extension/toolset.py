@@ -25,6 +25,7 @@ class Toolset:
     ptxas_version: str
     cxx: tuple[str, ...]
     cxx_version: str
+    linker_version: str
     torch: Path
     torch_version: str
     ninja: Path
@@ -53,6 +54,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Toolset:
         ptxas_version=tool_version(home / "bin" / "ptxas"),
         cxx=cxx,
         cxx_version=_cxx_version(cxx),
+        linker_version=_linker_version(cxx),
         torch=torch,
         torch_version=torch_version,
         ninja=_ninja(),
@@ -83,15 +85,25 @@ def _torch() -> tuple[Path, str]:
 
 
 def _cxx_version(cxx: tuple[str, ...]) -> str:
+    return _first_line("the C++ compiler", [*cxx, "--version"])
+
+
+def _linker_version(cxx: tuple[str, ...]) -> str:
+    """What the linker that g++ starts says of itself."""
+    program = _first_line("the C++ compiler", [*cxx, "-print-prog-name=ld"])
+    return _first_line("the linker", [program, "--version"])
+
+
+def _first_line(what: str, command: list[str]) -> str:
     try:
-        done = subprocess.run([*cxx, "--version"], capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise ToolchainError(
-            f"the C++ compiler {cxx[0]!r} does not start: {error}\nNext: install g++, or set CXX"
+            f"{what} {command[0]!r} does not start: {error}\nNext: install g++, or set CXX"
         ) from error
     if done.returncode != 0 or not done.stdout.strip():
         raise ToolchainError(
-            f"{shlex.join(cxx)} --version failed: {done.stderr.strip()}\nNext: install g++, or set CXX"
+            f"{shlex.join(command)} failed: {done.stderr.strip()}\nNext: install g++, or set CXX"
         )
     return done.stdout.splitlines()[0].strip()
 

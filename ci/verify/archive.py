@@ -1,4 +1,4 @@
-"""Facts of the wheel as an archive: name, METADATA, WHEEL, RECORD, licences, build record."""
+"""Facts of the wheel as an archive: name, METADATA, WHEEL, RECORD, licences, build record, SBOM."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from packaging.metadata import Metadata as CoreMetadata
 from packaging.tags import parse_tag
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from ci import sbom
 from ci.errors import MetadataError
 from ci.verify.facts import Metadata, Wheel
 
@@ -56,7 +57,8 @@ def read_wheel(path: Path) -> Wheel:
         module_version=_module_version(contents),
         record_problems=tuple(_record_problems(contents, dist_info, path)),
         content_problems=(),
-        build_record=_build_record(contents),
+        build_record=_json(contents, BUILD_RECORD),
+        sbom=_json(contents, PurePosixPath(sbom.MEMBER).name),
         platform=None,
     )
 
@@ -187,12 +189,13 @@ def _installer_problems(path: Path) -> list[str]:
     return []
 
 
-def _build_record(contents: Mapping[str, bytes]) -> dict[str, object] | None:
-    found = [data for name, data in contents.items() if PurePosixPath(name).name == BUILD_RECORD]
+def _json(contents: Mapping[str, bytes], file: str) -> dict[str, object] | None:
+    """The JSON object in the one member of that name."""
+    found = [data for name, data in contents.items() if PurePosixPath(name).name == file]
     if len(found) != 1:
         return None
     try:
-        record = json.loads(found[0])
+        value = json.loads(found[0])
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    return value if isinstance(value, dict) else None

@@ -50,6 +50,7 @@ _FORM: dict[str, tuple[str, _Check]] = {
     "version": ("a text", _text),
     "python": ("a text", _text),
     "cxx": ("a text", _text),
+    "linker": ("a text", _text),
     "architectures": ("a list of texts", _texts),
     "cuda.toolkit": ("a text", _text),
     "cuda.nvcc": ("a text", _text),

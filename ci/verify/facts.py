@@ -150,6 +150,7 @@ class Wheel:
     record_problems: tuple[str, ...]
     content_problems: tuple[str, ...]
     build_record: Mapping[str, object] | None
+    sbom: Mapping[str, object] | None
     platform: PlatformAudit | None
 
 

@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 from ci.errors import MetadataError
 from ci.verify.build_record import check_files, check_form
 from ci.verify.facts import Library, Wheel
+from ci.verify.materials import check_sbom
 from ci.verify.request import Request, label_of
 from ci.verify.verdicts import Sheet, Verdict, listing, show
 
@@ -104,6 +105,7 @@ def _check_build(sheet: Sheet, wheel: Wheel, libraries: tuple[Library, ...], req
         return
     if check_form(sheet, file, record):
         check_files(sheet, wheel, record, request)
+        check_sbom(sheet, wheel, record)
     sheet.equal(file, "schema of the build record", _RECORD_SCHEMA, record.get("schema"))
     sheet.equal(file, "name in the build record", request.wheel.metadata_name, record.get("name"))
     sheet.equal(file, "version in the build record", wheel.version, record.get("version"))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import json
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from verify_artifacts import BUILD_RECORD
 
-from ci import repair
+from ci import repair, sbom
 from ci.errors import ConfigError, MetadataError, PlatformError
 from ci.venv import Venv
 
@@ -104,13 +106,28 @@ def test_a_harmless_library_passes_and_torch_stays_outside(
 ) -> None:
     make_library("libtorch.so", "int torch() { return 1; }")
     library = make_library("_C.abi3.so", "int torch(); int f() { return torch(); }", "-L.", "-ltorch")
-    wheel = make_wheel({"flash_kda/_C.abi3.so": library.read_bytes()}, tag=TAG)
-    repaired = repair.repair(wheel, tmp_path / "out", tools, EPOCH)
+    record = {**BUILD_RECORD, "source": {"commit": None, "dirty": None, "sha256": "0" * 64}}
+    files = {"flash_kda/_C.abi3.so": library.read_bytes(), "flash_kda/build_record.json": json.dumps(record)}
+    repaired = repair.repair(make_wheel(files, tag=TAG), tmp_path / "out", tools, EPOCH)
     assert repaired.name == "flash_kda-0.1.0-cp310-abi3-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(repaired) as archive:
         assert not [name for name in archive.namelist() if "libtorch" in name]
         wheel_file = archive.read("flash_kda-0.1.0.dist-info/WHEEL").decode()
+        materials = archive.read(f"flash_kda-0.1.0.dist-info/{sbom.MEMBER}").decode()
+        assert sbom.MEMBER in archive.read("flash_kda-0.1.0.dist-info/RECORD").decode()
+    assert materials == sbom.make(record, EPOCH)
     assert "Tag: cp310-abi3-manylinux_2_28_x86_64" in wheel_file
+
+
+def test_a_wheel_without_a_build_record_is_refused(
+    tmp_path: Path, tools: Venv, make_wheel: MakeWheel, make_library: MakeLibrary
+) -> None:
+    make_library("libtorch.so", "int torch() { return 1; }")
+    library = make_library("_C.abi3.so", "int torch(); int f() { return torch(); }", "-L.", "-ltorch")
+    wheel = make_wheel({"flash_kda/_C.abi3.so": library.read_bytes()}, tag=TAG)
+    with pytest.raises(MetadataError, match=r"expected a wheel with flash_kda/build_record\.json"):
+        repair.repair(wheel, tmp_path / "out", tools, EPOCH)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_grafted_library_is_refused(make_wheel: MakeWheel) -> None:

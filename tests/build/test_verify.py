@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from verify_artifacts import (
@@ -32,7 +33,8 @@ from verify_artifacts import (
     cuda_home,
 )
 
-from ci import errors, matrix
+from ci import errors, matrix, sbom
+from ci.toolchain import lock_path, read_lock
 from ci.verify import Report, expectations, gather, verify_wheel
 from ci.verify import judge as judge_facts
 from ci.verify.elf import read_elf
@@ -395,6 +397,18 @@ def _swap(old: str, new: str) -> dict[str, object]:
     return {"metadata": METADATA.replace(old, new)}
 
 
+def _sbom(change: Callable[[dict[str, Any]], object]) -> dict[str, object]:
+    """A wheel whose bill of materials went through `change`."""
+
+    def edit(text: str) -> str:
+        bom = json.loads(text)
+        change(bom)
+        return json.dumps(bom)
+
+    return {"edit_sbom": edit}
+
+
+LOCKED_NVCC = next(pin.hashes[0] for pin in read_lock(lock_path("13.0")) if pin.name == "nvidia-cuda-nvcc")
 DIST_INFO = f"{NAME}-{VERSION}+{LABEL}.dist-info"
 OTHER_TAG = "cp311-abi3-manylinux_2_28_x86_64"
 METADATA_FAULTS: dict[str, tuple[dict[str, object], str]] = {
@@ -492,6 +506,46 @@ METADATA_FAULTS: dict[str, tuple[dict[str, object], str]] = {
         "unexpected key in the build record",
     ),
     "name recorded": ({"record": {**BUILD_RECORD, "name": "other"}}, "name in the build record"),
+    "nvcc that is not the locked one": (
+        {"record": {**BUILD_RECORD, "cuda": {**CUDA, "nvcc": "13.0.1", "toolkit": "13.0"}}},
+        "nvcc of CUDA 13.0: expected 13.0.88, the locked one, got 13.0.1",
+    ),
+    "no SBOM": (
+        {"tamper": {f"{DIST_INFO}/{sbom.MEMBER}": None}},
+        "sboms/flash-kda.cdx.json: expected one JSON object, got none",
+    ),
+    "SBOM that is no JSON": ({"edit_sbom": lambda _: "{"}, "sboms/flash-kda.cdx.json: expected one JSON"),
+    "SBOM without components": (_sbom(lambda bom: bom.pop("components")), "missing component in the SBOM"),
+    "component missing": (
+        _sbom(lambda bom: bom["components"].pop()),
+        "missing component in the SBOM: expected pkg:torch",
+    ),
+    "component that no lock lists": (
+        _sbom(lambda bom: bom["components"].append({"bom-ref": "pkg:evil", "name": "evil"})),
+        "unexpected component in the SBOM",
+    ),
+    "component given twice": (
+        _sbom(lambda bom: bom["components"].append(bom["components"][0])),
+        "unexpected component in the SBOM",
+    ),
+    "hash edited": (
+        {"edit_sbom": lambda text: text.replace(LOCKED_NVCC, "0" * 64)},
+        "externalReferences of pkg:nvidia-cuda-nvcc in the SBOM",
+    ),
+    "hash dropped": (
+        _sbom(lambda bom: [item.pop("externalReferences", None) for item in bom["components"]]),
+        "externalReferences of pkg:nvidia-cuda-nvcc in the SBOM",
+    ),
+    "compiler edited": (
+        {"edit_sbom": lambda text: text.replace("g++ 12.2.0", "g++ 13.2.0")},
+        "version of tool:g++ in the SBOM",
+    ),
+    "SBOM of another wheel": (_sbom(lambda bom: bom["metadata"].pop("component")), "metadata of SBOM"),
+    "SBOM with a random number": (
+        {"edit_sbom": lambda text: text.replace("urn:uuid:", "urn:uuid:0")},
+        "serialNumber of SBOM",
+    ),
+    "SBOM without a date": (_sbom(lambda bom: bom["metadata"].pop("timestamp")), "timestamp in the SBOM"),
 }
 
 # RECORD is written after these changes: what catches them is the build record.

@@ -16,10 +16,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
+from ci import sbom
+from ci.errors import CiError
 from ci.source import combined
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "verify"
+EPOCH = 1_700_000_000
 LABEL, VERSION, NAME = "cu130", "0.1.0", "flash_kda"
 LIBRARY = "flash_kda/_C.abi3.so"
 TAG = "cp310-abi3-manylinux_2_28_x86_64"
@@ -143,6 +146,7 @@ BUILD_RECORD: dict[str, object] = {
     "version": f"{VERSION}+{LABEL}",
     "python": "cp310-abi3",
     "cxx": "g++ 12.2.0",
+    "linker": "GNU ld 2.40",
     "cuda": {"toolkit": "13.0", "nvcc": "13.0.88", "ptxas": "13.0.88"},
     "torch": {"built_with": "2.13.0", "target": "2.10"},
     "flags": {"cxx": ["-O3"], "nvcc": ["-O3"], "link": ["-s"]},
@@ -174,6 +178,7 @@ class WheelPlan:
     module_version: str = VERSION
     extra: Mapping[str, bytes] = field(default_factory=dict)
     edit_record: Callable[[str], str] = str
+    edit_sbom: Callable[[str], str] = str
     after_record: Mapping[str, bytes | None] = field(default_factory=dict)
     tamper: Mapping[str, bytes | None] = field(default_factory=dict)
     source: Mapping[str, object] = field(default_factory=dict)
@@ -220,8 +225,16 @@ class WheelPlan:
         if self.record is not None:
             record = {"source": self._source(package), **self.record}
             files["flash_kda/build_record.json"] = json.dumps(record).encode()
+            files[f"{self.dist_info}/{sbom.MEMBER}"] = self.edit_sbom(self._sbom(record)).encode()
         changed = {**files, **self.tamper}
         return {name: data for name, data in changed.items() if data is not None}
+
+    def _sbom(self, record: Mapping[str, object]) -> str:
+        """That of the record; none where the test has spoiled it."""
+        try:
+            return sbom.make(record, EPOCH)
+        except CiError:
+            return "{}"
 
     def _source(self, package: Mapping[str, bytes]) -> dict[str, object]:
         built = {**package, "csrc/kernels.cu": b""}
