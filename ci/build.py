@@ -70,7 +70,7 @@ def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) 
         "CUDA_HOME": str(tools.cuda_home),
         "FLASH_KDA_CUDA_ARCHS": archs,
         "FLASH_KDA_CUDA_ARCHS_STRICT": "1",
-        "FLASH_KDA_LOCAL_VERSION": row.label,
+        "FLASH_KDA_LOCAL_VERSION": row.label_for(archs),
         "FLASH_KDA_LINK_SYSROOT": str(tools.sysroot),
         "FLASH_KDA_SKIP_CUDA_BUILD": "0",
         **({source.COMMIT: revision.label} if revision.label else {}),
@@ -168,29 +168,19 @@ def main() -> int:
         metavar="LABEL",
         help="row of ci/matrix.toml (default: every row with a locked toolkit)",
     )
-    parser.add_argument("--archs", help="narrow the architectures, as a comma list")
-    parser.add_argument(
-        "--out", type=Path, help="folder for the wheels (default: wheels/, or wheels/narrowed with --archs)"
-    )
+    lists = parser.add_mutually_exclusive_group()
+    lists.add_argument("--archs", help="narrow the architectures, as a comma list")
+    lists.add_argument("--slim", action="store_true", help="a wheel of each single architecture of the row")
+    parser.add_argument("--out", type=Path, default=wheels.FOLDER, help="folder for the wheels")
     given = parser.parse_args()
     wheels.check_python()
     check_archs(given.archs)
-    for label in given.cuda or [row.label for row in matrix.load().locked_rows]:
-        wheel = release(label, given.archs, given.out or _home(label, given.archs))
-        CONSOLE.print(f"[green]{wheel}[/green] {wheel.stat().st_size / 1e6:.2f} MB")
+    table = matrix.load()
+    for row in [table.cuda_row(label) for label in given.cuda] if given.cuda else table.locked_rows:
+        for archs in row.archs if given.slim else [given.archs]:
+            wheel = release(row.label, archs, given.out)
+            CONSOLE.print(f"[green]{wheel}[/green] {wheel.stat().st_size / 1e6:.2f} MB")
     return 0
-
-
-def _home(label: str, archs: str | None) -> Path:
-    """The folder of this wheel; one line says so when it is not the wheels' usual one."""
-    row = matrix.load().cuda_row(label)
-    folder = wheels.home(row, archs, wheels.FOLDER)
-    if folder != wheels.FOLDER:
-        print(
-            f"{label} for {archs} goes to {folder}: {wheels.FOLDER} is for "
-            f"wheels of the whole row, {row.value}"
-        )
-    return folder
 
 
 def release(label: str, archs: str | None, out: Path) -> Path:

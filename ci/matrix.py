@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,25 @@ class CudaRow:
     def value(self) -> str:
         """The row's architectures as a value of ``FLASH_KDA_CUDA_ARCHS``."""
         return ",".join(self.archs)
+
+    def label_for(self, archs: str) -> str:
+        """The local version of a wheel with `archs`: ``cu130`` with all of the row's, else
+        ``cu130.sm90a``."""
+        names = [choice.name for choice in arch.parse_list(archs)[0]]
+        if names == list(self.archs):
+            return self.label
+        return ".".join([self.label, *(f"sm{name.lower().replace('+', '')}" for name in names)])
+
+
+def row_of_label(label: str) -> str:
+    """The row's part of a wheel's local version: ``cu130`` of ``cu130.sm90a``."""
+    return label.partition(".")[0]
+
+
+def archs_of_label(label: str) -> str | None:
+    """The architectures in a wheel's local version: ``90a`` of ``cu130.sm90a``, None of ``cu130``."""
+    words = label.split(".")[1:]
+    return ",".join(re.sub("ptx$", "+PTX", word.removeprefix("sm")) for word in words) or None
 
 
 @dataclass(frozen=True)

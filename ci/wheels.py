@@ -1,5 +1,5 @@
 """Verifies wheels and keeps their reports: ``python -m ci.wheels [FILE ...]`` (default: all in
-``wheels/``, not those below ``wheels/narrowed``)."""
+``wheels/``)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ci.archs import arch
 from ci.errors import CiError, ConfigError, ToolchainError, run_cli
-from ci.matrix import CudaRow
 from ci.process import CONSOLE
 from ci.selection import check_archs
 
 CHECKERS_NEED = (3, 11)
 FOLDER = Path(__file__).resolve().parent.parent / "wheels"
-NARROWED = "narrowed"
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> None:
@@ -29,22 +26,11 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> None:
         )
 
 
-def home(row: CudaRow, archs: str | None, folder: Path) -> Path:
-    """Where a wheel of `row` built for `archs` (None: all of the row's) belongs: `folder` if for the row's.
-
-    Any other list goes to ``narrowed`` below it: a wheel's name does not tell its architectures, so it would
-    replace the row's wheel.
-    """
-    if archs is None or [choice.name for choice in arch.parse_list(archs)[0]] == list(row.archs):
-        return folder
-    return folder / NARROWED
-
-
 def verify(wheel: Path, archs: str | None = None, reports: Path = FOLDER / "reports") -> None:
     """Verify one wheel against the checked-in expectations and keep the report in the folder `reports`.
 
-    `archs` is what the wheel was narrowed to (default: the whole row).  Raises the CiError of the first
-    failure.
+    `archs` is what it must hold (default: what its name says, or the whole row).  Raises the CiError of the
+    first failure.
     """
     from ci.verify import verify_wheel  # its checkers are installed only where wheels are verified
 
@@ -53,11 +39,6 @@ def verify(wheel: Path, archs: str | None = None, reports: Path = FOLDER / "repo
     reports.mkdir(parents=True, exist_ok=True)
     (reports / f"{wheel.stem}.json").write_text(report.as_json() + "\n")
     report.raise_on_failure()
-
-
-def reports_of(wheel: Path) -> Path:
-    """The folder of the wheel's report: a narrowed wheel, and so its report, is named as the row's is."""
-    return (FOLDER / NARROWED if wheel.resolve().parent.name == NARROWED else FOLDER) / "reports"
 
 
 def built(folder: Path = FOLDER) -> list[Path]:
@@ -73,17 +54,17 @@ def built(folder: Path = FOLDER) -> list[Path]:
 def main() -> int:
     """Command line: verify every wheel, then fail with the first failure."""
     parser = argparse.ArgumentParser(prog="python -m ci.wheels", description="Verify wheels.")
+    parser.add_argument("wheel", type=Path, nargs="*", help="default: all in wheels/")
     parser.add_argument(
-        "wheel", type=Path, nargs="*", help=f"default: all in wheels/, none below wheels/{NARROWED}"
+        "--archs", help="what the wheels must hold, as a comma list (default: by their names)"
     )
-    parser.add_argument("--archs", help="what the wheels were narrowed to, as a comma list")
     given = parser.parse_args()
     check_python()
     check_archs(given.archs)
     failures: list[CiError] = []
     for wheel in given.wheel or built():
         try:
-            verify(wheel, given.archs, reports_of(wheel))
+            verify(wheel, given.archs)
         except CiError as problem:
             failures.append(problem)
     raise_all(failures)

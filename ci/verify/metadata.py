@@ -9,6 +9,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from ci.errors import MetadataError
+from ci.matrix import archs_of_label, row_of_label
 from ci.verify.build_record import check_files, check_form
 from ci.verify.facts import Library, Wheel
 from ci.verify.materials import check_sbom
@@ -42,7 +43,10 @@ def _check_names(sheet: Sheet, wheel: Wheel, request: Request) -> None:
     sheet.equal(file, ".dist-info folder", f"{wheel.name}-{wheel.version}.dist-info", wheel.dist_info)
     sheet.equal(file, "__version__ in the package", wheel.version.partition("+")[0], wheel.module_version)
     if request.row is not None:
-        sheet.equal(file, "label in the file name", request.row.label, label_of(wheel.version))
+        sheet.equal(file, "label in the file name", request.row.label, row_of_label(label_of(wheel.version)))
+    if narrowed := archs_of_label(label_of(wheel.version)):
+        held = [f"{name}+PTX" if name in request.ptx else name for name in request.archs]
+        sheet.same_set(file, "architecture in the label", held, narrowed.split(","))
 
 
 def _check_tags(sheet: Sheet, wheel: Wheel, request: Request) -> None:
@@ -119,7 +123,8 @@ def _check_build(sheet: Sheet, wheel: Wheel, libraries: tuple[Library, ...], req
     found = {toolkit for library in libraries for toolkit in library.toolkits}
     sheet.same_set(file, "toolkit in the images against the build record", {str(toolkit)}, found)
     label = f"cu{str(toolkit).replace('.', '')}"
-    sheet.equal(file, "label against the toolkit of the build record", label, label_of(wheel.version))
+    named = row_of_label(label_of(wheel.version))
+    sheet.equal(file, "label against the toolkit of the build record", label, named)
     if request.row is not None:
         sheet.equal(file, "toolkit in the build record against the row", request.row.toolkit, toolkit)
 

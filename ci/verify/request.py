@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ci.archs import arch
 from ci.errors import ConfigError, MetadataError
-from ci.matrix import CudaRow, Matrix, Project
+from ci.matrix import CudaRow, Matrix, Project, archs_of_label, row_of_label
 from ci.verify.expectations import Expectations, LibraryExpectation, PlatformExpectation, WheelExpectation
 
 
@@ -29,11 +29,13 @@ def make_request(
 ) -> Request:
     """Resolve what is expected of `path`.
 
-    `expect` is a list such as ``90a,100f+PTX``, by default the row's architectures; `row` is by default the
-    one that the wheel's local label names.  ConfigError or MetadataError when neither is known.
+    `expect` is a list such as ``90a,100f+PTX``, by default the architectures in the wheel's local label, or
+    the row's; `row` is by default the one that the label names.  ConfigError or MetadataError when neither is
+    known.
     """
     is_wheel = path.suffix == ".whl"
     cuda_row = matrix.cuda_row(row) if row else _row_of_label(path, matrix, expect) if is_wheel else None
+    expect = expect or (archs_of_label(_label(path)) if is_wheel else None)
     if expect is not None:
         archs, ptx = _parse(expect)
     elif cuda_row is not None:
@@ -62,11 +64,15 @@ def label_of(version: str) -> str:
     return version.partition("+")[2]
 
 
-def _row_of_label(path: Path, matrix: Matrix, expect: str | None) -> CudaRow | None:
+def _label(path: Path) -> str:
     parts = path.name.split("-")
-    label = label_of(parts[1]) if len(parts) > 1 else ""
+    return label_of(parts[1]) if len(parts) > 1 else ""
+
+
+def _row_of_label(path: Path, matrix: Matrix, expect: str | None) -> CudaRow | None:
+    label = _label(path)
     for row in matrix.rows:
-        if row.label == label:
+        if row.label == row_of_label(label):
             return row
     if expect is not None:
         return None

@@ -126,7 +126,9 @@ def test_a_build_that_leaves_no_wheel_is_an_error(tmp_path: Path) -> None:
 
 def test_the_wheel(real_wheel: Path) -> None:
     project = matrix.load().project
-    assert real_wheel.name.endswith(f"+{ROW.label}-{project.python_tag}-abi3-{project.plat}.whl")
+    assert real_wheel.name.endswith(
+        f"+{ROW.label_for(ROW.archs[0])}-{project.python_tag}-abi3-{project.plat}.whl"
+    )
     with zipfile.ZipFile(real_wheel) as archive:
         names = archive.namelist()
         record = json.loads(archive.read("flash_kda/build_record.json"))
@@ -181,37 +183,51 @@ def test_an_unverified_wheel_does_not_reach_the_folder(
     assert (tmp_path / "flash_kda-0.whl").is_file()
 
 
-def test_a_wheel_of_another_list_does_not_replace_the_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def released(_label: str, _archs: str | None, out: Path) -> Path:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "same.whl").write_bytes((_archs or "whole").encode())
-        return out / "same.whl"
+def built_by(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[tuple[str, str | None]]:
+    """What ``ci.build`` releases with these options."""
+    asked: list[tuple[str, str | None]] = []
+
+    def released(label: str, archs: str | None, out: Path) -> Path:
+        asked.append((label, archs))
+        assert out == wheels.FOLDER
+        return Path(__file__)
 
     monkeypatch.setattr(build, "release", released)
-    monkeypatch.setattr(wheels, "FOLDER", tmp_path)
-    command = ["ci.build", "--cuda", ROW.label]
-    for more in ([], ["--archs", ROW.archs[0]]):
-        monkeypatch.setattr(sys, "argv", [*command, *more])
-        assert build.main() == 0
-    assert (tmp_path / "same.whl").read_bytes() == b"whole"
-    assert (tmp_path / "narrowed" / "same.whl").read_bytes() == ROW.archs[0].encode()
-    assert capsys.readouterr().out.count("is for wheels of the whole row") == 1
-    assert wheels.built(tmp_path) == [tmp_path / "same.whl"]
+    monkeypatch.setattr(sys, "argv", ["ci.build", *options])
+    assert build.main() == 0
+    return asked
 
 
-def test_the_home_of_a_wheel_depends_on_its_list_alone(tmp_path: Path) -> None:
-    for whole in (None, ROW.value, " ".join(reversed(ROW.archs))):
-        assert wheels.home(ROW, whole, tmp_path) == tmp_path
-    for other in (ROW.archs[0], f"{ROW.value}+PTX", "100f", f"{ROW.value},100f"):
-        assert wheels.home(ROW, other, tmp_path) == tmp_path / wheels.NARROWED
-    assert wheels.reports_of(wheels.FOLDER / "x.whl") == wheels.FOLDER / "reports"
-    assert wheels.reports_of(wheels.FOLDER / "narrowed" / "x.whl") == wheels.FOLDER / "narrowed" / "reports"
+def test_the_command_builds_rows_lists_or_single_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = matrix.load().rows
+    assert built_by(monkeypatch) == [(row.label, None) for row in rows]
+    assert built_by(monkeypatch, "--cuda", ROW.label, "--archs", "90a") == [(ROW.label, "90a")]
+    assert built_by(monkeypatch, "--slim") == [(row.label, name) for row in rows for name in row.archs]
+    with pytest.raises(SystemExit):
+        built_by(monkeypatch, "--slim", "--archs", "90a")
 
 
-def test_narrowed_wheels_are_ignored_by_git() -> None:
-    assert "/wheels/narrowed/" in (source.ROOT / ".gitignore").read_text().splitlines()
+def test_a_wheel_of_another_list_has_another_version(tools_by_hand: build.Tools) -> None:
+    def label(archs: str) -> str:
+        env = build.environment(ROW, archs, tools_by_hand, build.Conditions())
+        return env["FLASH_KDA_LOCAL_VERSION"]
+
+    assert label(ROW.value) == label(" ".join(reversed(ROW.archs))) == "cu130"
+    assert [label("90a"), label("100a 90a")] == ["cu130.sm90a", "cu130.sm90a.sm100a"]
+    assert label("100f+PTX") == "cu130.sm100fptx"
+
+
+@pytest.mark.parametrize("archs", ["90a", "90a,100a", "100f+PTX", "90a,100f+PTX"])
+def test_the_version_says_which_list_it_was(archs: str) -> None:
+    label = ROW.label_for(archs)
+    assert (matrix.row_of_label(label), matrix.archs_of_label(label)) == (ROW.label, archs)
+    assert matrix.archs_of_label(ROW.label) is None
+
+
+@pytest.mark.parametrize("name", ["x.whl", "x.whl.intoto.json", "index/cu130/index.html"])
+def test_what_is_made_in_wheels_is_ignored_by_git(name: str) -> None:
+    done = subprocess.run(["git", "check-ignore", "-q", f"wheels/{name}"], cwd=source.ROOT, check=False)
+    assert done.returncode == 0
 
 
 def test_verifying_no_wheel_is_an_error(tmp_path: Path) -> None:

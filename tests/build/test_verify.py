@@ -718,6 +718,40 @@ def test_label_against_the_row_asked_for(forge: Forge, tmp_path: Path) -> None:
     assert_rejected(report, errors.MetadataError, "label in the file name: expected cu135, got cu130")
 
 
+def slim(forge: Forge, names: str) -> WheelPlan:
+    """A wheel of 90a alone, whose label says `names`."""
+    version = f"{VERSION}+{LABEL}.{names}"
+    return WheelPlan(
+        forge.library(forge.device(CODE_90A)),
+        filename=f"{NAME}-{version}-{TAG}.whl",
+        metadata=METADATA.replace(f"{VERSION}+{LABEL}", version),
+        dist_info=f"{NAME}-{version}.dist-info",
+        record={**BUILD_RECORD, "version": version, "architectures": ["90a"]},
+    )
+
+
+def test_label_of_a_slim_wheel_names_its_architecture(forge: Forge, tmp_path: Path) -> None:
+    report = judge(forge, slim(forge, "sm90a").write(tmp_path), expect=None)
+    assert report.ok, report.message()
+    assert (report.row, report.archs) == (LABEL, ("90a",))
+
+
+def test_label_of_another_architecture(forge: Forge, tmp_path: Path) -> None:
+    wheel = slim(forge, "sm100a").write(tmp_path)
+    assert_rejected(
+        judge(forge, wheel, expect="90a"),
+        errors.MetadataError,
+        "unexpected architecture in the label: expected 90a, got 100a",
+    )
+    with pytest.raises(errors.SassError, match="missing machine code for architecture: expected 100a"):
+        judge(forge, wheel, expect=None).raise_on_failure()
+
+
+def test_label_that_names_no_architecture(forge: Forge, tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="junk"):
+        judge(forge, slim(forge, "junk").write(tmp_path), expect=None)
+
+
 def test_label_that_is_no_row(forge: Forge, tmp_path: Path) -> None:
     wheel = WheelPlan(forge.good(), filename=f"{NAME}-{VERSION}+cu999-{TAG}.whl").write(tmp_path)
     with pytest.raises(errors.MetadataError, match=r"expected one of cu130.* got cu999"):
