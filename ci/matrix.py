@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,11 @@ class ArchInfo:
         """Its name on the command line of the GPU tests, ``sm90a``."""
         return f"sm{self.name}"
 
+    @property
+    def was_run(self) -> bool:
+        """Whether its code was run on the hardware it is for."""
+        return self.status == STATUSES[0]
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -104,6 +109,10 @@ class Matrix:
         raise ConfigError(
             f"no CUDA row {label!r} in ci/matrix.toml; it has {labels}.\nNext: name one of them"
         )
+
+    def not_run(self, archs: Iterable[str]) -> list[str]:
+        """Those of `archs` (``90a``, ``100f+PTX``) whose code was built and never run."""
+        return [name for name in archs if not self.archs[name.partition("+")[0]].was_run]
 
     def emittable(self, toolkit: str) -> frozenset[arch.Target]:
         """Targets that toolkit emits; ConfigError naming the toolkits on record."""

@@ -73,17 +73,17 @@ class BuildKda(build_ext):
         tools = toolset.find()
         chosen = choose(tools)
         target = Path(self.get_ext_fullpath(ext.name))
-        project = matrix.load().project
+        table = matrix.load()
         version = self.distribution.get_version()
         ext.extra_compile_args = {  # the shape torch's CUDAExtension gives it
-            "cxx": flags.cxx_flags(tools, version, project.torch_target, chosen.names),
+            "cxx": flags.cxx_flags(tools, version, table.project.torch_target, chosen.names),
             "nvcc": flags.nvcc_flags(tools, chosen.choices),
         }
         ext.extra_link_args = flags.link_flags(tools, Path(EXPORTS))
         self._compile(ext, tools, chosen, target)
         words = {**ext.extra_compile_args, "link": ext.extra_link_args}
         shown = {name: flags.portable(value, tools, root) for name, value in words.items()}
-        made = record.make(version, tools, chosen.names, shown, project, made_from)
+        made = record.make(version, tools, chosen.names, shown, table, made_from)
         record.write(target.with_name("build_record.json"), made)
 
     def _compile(self, ext: Any, tools: toolset.Toolset, chosen: arch.Resolution, target: Path) -> None:

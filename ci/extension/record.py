@@ -13,7 +13,7 @@ from typing import Any
 from ci import source
 from ci.errors import CiError, MetadataError
 from ci.extension.toolset import Toolset
-from ci.matrix import Project
+from ci.matrix import Matrix
 
 MEMBER = "flash_kda/build_record.json"
 _TOOLS = ("setuptools", "ninja")
@@ -75,10 +75,12 @@ def make(
     toolset: Toolset,
     archs: Sequence[str],
     flags: Mapping[str, Sequence[str]],
-    project: Project,
+    table: Matrix,
     source: Mapping[str, object],
 ) -> dict[str, object]:
-    """The record as plain data; `project` names the oldest torch and Python served, `source` the sources."""
+    """The record as plain data; `table` knows the oldest torch and Python served and what was run on a GPU,
+    `source` is what `sources` says."""
+    project = table.project
     return {
         "schema": 1,
         "name": "flash-kda",
@@ -94,6 +96,7 @@ def make(
         "torch": {"built_with": toolset.torch_version.partition("+")[0], "target": project.torch_target},
         "python": f"{project.python_tag}-abi3",
         "architectures": list(archs),
+        "built_not_run": table.not_run(archs),  # python -m flash_kda shows it
         "flags": {name: list(words) for name, words in flags.items()},
         "tools": tool_versions(),
         "source": dict(source),

@@ -52,6 +52,7 @@ _FORM: dict[str, tuple[str, _Check]] = {
     "cxx": ("a text", _text),
     "linker": ("a text", _text),
     "architectures": ("a list of texts", _texts),
+    "built_not_run": ("a list of texts, perhaps empty", lambda value: value == [] or _texts(value)),
     "cuda.toolkit": ("a text", _text),
     "cuda.nvcc": ("a text", _text),
     "cuda.ptxas": ("a text", _text),

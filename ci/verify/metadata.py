@@ -118,7 +118,10 @@ def _check_build(sheet: Sheet, wheel: Wheel, libraries: tuple[Library, ...], req
     sheet.equal(
         file, "torch target in the build record", project.torch_target, _within(record, "torch", "target")
     )
-    _check_architectures(sheet, file, libraries, record.get("architectures"))
+    _check_architectures(sheet, file, libraries, _texts(record, "architectures"))
+    untried = [name for name in _texts(record, "architectures") if name.partition("+")[0] in request.not_run]
+    said = _texts(record, "built_not_run")
+    sheet.same_set(file, "architecture built and not run in the build record", untried, said)
     toolkit = _within(record, "cuda", "toolkit")
     found = {toolkit for library in libraries for toolkit in library.toolkits}
     sheet.same_set(file, "toolkit in the images against the build record", {str(toolkit)}, found)
@@ -134,8 +137,12 @@ def _within(record: Mapping[str, object], table: str, key: str) -> object:
     return inner.get(key) if isinstance(inner, dict) else None
 
 
-def _check_architectures(sheet: Sheet, file: str, libraries: Iterable[Library], recorded: object) -> None:
-    names = [str(name) for name in recorded] if isinstance(recorded, list) else []
+def _texts(record: Mapping[str, object], key: str) -> list[str]:
+    found = record.get(key)
+    return [str(item) for item in found] if isinstance(found, list) else []
+
+
+def _check_architectures(sheet: Sheet, file: str, libraries: Iterable[Library], names: list[str]) -> None:
     images = [image for library in libraries for image in library.images]
     targets = {name.partition("+")[0] for name in names}
     machine_code = {image.arch for image in images if image.kind == "elf"}

@@ -13,10 +13,14 @@ from ci.verify.expectations import Expectations, LibraryExpectation, PlatformExp
 
 @dataclass(frozen=True)
 class Request:
-    """`archs` must be there as machine code, `ptx` as PTX, nothing else; `row` is None when unknown."""
+    """`archs` must be there as machine code, `ptx` as PTX, nothing else; `row` is None when unknown.
+
+    `not_run` are the architectures whose code never ran on hardware, by the matrix.
+    """
 
     archs: tuple[str, ...]
     ptx: tuple[str, ...]
+    not_run: frozenset[str]
     row: CudaRow | None
     project: Project
     libraries: tuple[LibraryExpectation, ...]
@@ -45,7 +49,16 @@ def make_request(
             f"{path.name}: which architectures are expected? Give --expect 90a,100a or --row LABEL."
         )
     libraries = expectations.libraries if is_wheel else (_library_of(path, expectations),)
-    return Request(archs, ptx, cuda_row, matrix.project, libraries, expectations.platform, expectations.wheel)
+    return Request(
+        archs,
+        ptx,
+        frozenset(matrix.not_run(matrix.archs)),
+        cuda_row,
+        matrix.project,
+        libraries,
+        expectations.platform,
+        expectations.wheel,
+    )
 
 
 def _parse(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -506,6 +506,10 @@ METADATA_FAULTS: dict[str, tuple[dict[str, object], str]] = {
         "unexpected key in the build record",
     ),
     "name recorded": ({"record": {**BUILD_RECORD, "name": "other"}}, "name in the build record"),
+    "claims to have been run": (
+        {"record": {**BUILD_RECORD, "built_not_run": []}},
+        "missing architecture built and not run in the build record: expected 100a, got none",
+    ),
     "nvcc that is not the locked one": (
         {"record": {**BUILD_RECORD, "cuda": {**CUDA, "nvcc": "13.0.1", "toolkit": "13.0"}}},
         "nvcc of CUDA 13.0: expected 13.0.88, the locked one, got 13.0.1",
@@ -726,7 +730,7 @@ def slim(forge: Forge, names: str) -> WheelPlan:
         filename=f"{NAME}-{version}-{TAG}.whl",
         metadata=METADATA.replace(f"{VERSION}+{LABEL}", version),
         dist_info=f"{NAME}-{version}.dist-info",
-        record={**BUILD_RECORD, "version": version, "architectures": ["90a"]},
+        record={**BUILD_RECORD, "version": version, "architectures": ["90a"], "built_not_run": []},
     )
 
 

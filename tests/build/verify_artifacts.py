@@ -152,6 +152,7 @@ BUILD_RECORD: dict[str, object] = {
     "flags": {"cxx": ["-O3"], "nvcc": ["-O3"], "link": ["-s"]},
     "tools": {"setuptools": "84.2.1", "ninja": None},
     "architectures": ["90a", "100a"],
+    "built_not_run": ["100a"],
 }
 METADATA = f"""Metadata-Version: 2.4
 Name: flash-kda
