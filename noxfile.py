@@ -44,6 +44,12 @@ def reproduce(session: nox.Session) -> None:
 
 
 @nox.session
+def rebuild(session: nox.Session) -> None:
+    """Build a wheel again from the commit in its record and compare the bytes: ``-- WHEEL``."""
+    call(session, "rebuild")
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """Everything that needs no GPU; arguments after ``--`` go to pytest."""
     call(session, "tests")

@@ -10,7 +10,19 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci import cache, import_check, matrix, plan, resources, source, sysroot, toolchain, venv, wheels
+from ci import (
+    cache,
+    import_check,
+    matrix,
+    plan,
+    provenance,
+    resources,
+    source,
+    sysroot,
+    toolchain,
+    venv,
+    wheels,
+)
 from ci.errors import BuildError, run_cli
 from ci.matrix import CudaRow
 from ci.process import CONSOLE, run
@@ -184,7 +196,8 @@ def main() -> int:
 
 
 def release(label: str, archs: str | None, out: Path) -> Path:
-    """Build the row `label` and put its wheel into `out` once it is verified and was imported.
+    """Build the row `label` and put its wheel into `out` once it is verified and was imported, with its
+    provenance beside it.
 
     A wheel that fails stays in ``out/unverified``, to be looked at; the CiError says why.
     """
@@ -192,6 +205,7 @@ def release(label: str, archs: str | None, out: Path) -> Path:
     wheels.verify(wheel, archs, out / "reports")
     import_check.check(wheel)
     done = wheel.replace(out / wheel.name)
+    provenance.write(done)
     if not any(wheel.parent.iterdir()):
         wheel.parent.rmdir()
     return done

@@ -97,6 +97,18 @@ class GpuTestError(CiError):
     exit_code = 13
 
 
+class ProvenanceError(CiError):
+    """What a wheel says of its origin is missing, is not true, or cannot be followed."""
+
+    exit_code = 15
+
+
+class ReleaseError(CiError):
+    """A wheel may not be published."""
+
+    exit_code = 16
+
+
 class LintError(CiError):
     """A linter, formatter or type checker complained."""
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ci import provenance
 from ci.errors import CiError, ConfigError, ToolchainError, run_cli
 from ci.process import CONSOLE
 from ci.selection import check_archs
@@ -65,6 +66,12 @@ def main() -> int:
     for wheel in given.wheel or built():
         try:
             verify(wheel, given.archs)
+            if provenance.place(wheel).exists():
+                provenance.check(wheel)
+            else:
+                CONSOLE.print(
+                    f"[yellow]{wheel.name} has no provenance beside it: not to be published[/yellow]"
+                )
         except CiError as problem:
             failures.append(problem)
     raise_all(failures)

@@ -19,6 +19,7 @@ SESSIONS = {
     "build_wheels",
     "verify_wheels",
     "reproduce",
+    "rebuild",
     "tests",
     "dsl_matrix",
     "gpu_tests",

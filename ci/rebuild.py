@@ -1,0 +1,111 @@
+"""Builds a wheel again from what it says of itself, and compares the bytes: ``python -m ci.rebuild WHEEL``.
+
+The commit in its build record is checked out in a clone, whose own factory builds the same row and
+architectures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ci import matrix, reproduce
+from ci.errors import BuildError, ConfigError, ProvenanceError, ReproducibilityError, run_cli
+from ci.extension import record
+from ci.process import CONSOLE, run
+from ci.provenance import sha256
+from ci.source import ROOT
+
+# Run by the clone's own factory: the arguments are row, architectures and folder.
+_BUILD = "import pathlib, sys; from ci import build; _, row, archs, out = sys.argv; "
+_BUILD += "build.build_row(row, archs, pathlib.Path(out))"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What it takes to build a wheel again."""
+
+    commit: str
+    row: str
+    archs: str
+
+
+def recipe(wheel: Path) -> Recipe:
+    """That of `wheel`, by its build record; ProvenanceError when it was not made from a commit alone."""
+    made = record.of_wheel(wheel)
+    source: dict[str, Any] = made.get("source") or {}
+    commit, dirty = source.get("commit"), source.get("dirty")
+    if commit is None or dirty is not False:
+        from_what = f"commit {commit} and changes to it" if commit else "sources of an unknown commit"
+        raise ProvenanceError(
+            f"{wheel.name}: expected a wheel made from a commit alone, got one made from {from_what}.\n"
+            "Next: commit, then nox -s build_wheels"
+        )
+    try:
+        row = matrix.row_of_label(made["version"].partition("+")[2])
+        return Recipe(commit, row, ",".join(made["architectures"]))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ProvenanceError(
+            f"{wheel.name}: the build record does not say what was built: {error!r}.\n"
+            "Next: build the wheel again"
+        ) from error
+
+
+def rebuild(wheel: Path, root: Path = ROOT) -> str:
+    """Build `wheel` again from the checkout at `root`; returns the sha256 that both wheels have.
+
+    ReproducibilityError names each member that differs, ProvenanceError a commit that is not there.
+    """
+    plan = recipe(wheel)
+    with tempfile.TemporaryDirectory(prefix="flash-kda-rebuild-") as scratch:
+        clone, out = Path(scratch, "clone"), Path(scratch, "wheels")
+        _check_out(plan.commit, root, clone)
+        run(
+            [sys.executable, "-c", _BUILD, plan.row, plan.archs, out],
+            title=f"building {plan.row} for {plan.archs} at {plan.commit[:12]}",
+            error=BuildError,
+            hint=f"git checkout {plan.commit[:12]} && nox -s build_wheels -- --cuda {plan.row}",
+            cwd=clone,
+        )
+        (made,) = out.glob("*.whl")
+        differences = reproduce.compare(wheel, made)
+        if differences:
+            listed = "\n".join(f"  {difference}" for difference in differences)
+            raise ReproducibilityError(
+                f"{wheel.name} against a build of {plan.commit[:12]}: expected the same bytes, got "
+                f"{len(differences)} differences (the wheel's first):\n{listed}\n"
+                "Next: compare cxx and linker of the two build records: no lock names the machine's g++"
+            )
+        return sha256(made)
+
+
+def _check_out(commit: str, root: Path, clone: Path) -> None:
+    git = ["git", "-c", f"safe.directory={root}", "-c", "advice.detachedHead=false"]
+    hint = "git fetch --unshallow, or run in a checkout whose history has the commit"
+    title = f"checking out {commit[:12]}"
+    clone_command = [*git, "clone", "--quiet", "--no-checkout", str(root), str(clone)]
+    run(clone_command, title=f"cloning {root.name}", error=ProvenanceError, hint=hint)
+    run(
+        [*git, "-C", str(clone), "checkout", "--quiet", commit], title=title, error=ProvenanceError, hint=hint
+    )
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.rebuild", description="Build a wheel again from its record, compare the bytes."
+    )
+    parser.add_argument("wheel", type=Path)
+    given = parser.parse_args()
+    if not given.wheel.is_file():
+        raise ConfigError(f"{given.wheel}: no such file.\nNext: nox -s build_wheels, or name a wheel")
+    CONSOLE.print(f"[green]same bytes[/green] {given.wheel.name}: sha256 {rebuild(given.wheel.resolve())}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_cli(main))
