@@ -73,6 +73,18 @@ def fallthrough(session: nox.Session) -> None:
     session.run("python", "-m", "ci.fallthrough", *session.posargs)
 
 
+@nox.session(venv_backend="none")
+def gpu_matrix(session: nox.Session) -> None:
+    """The GPU tests that CI runs, from ci/matrix.toml; ``-- --json`` in one line for GitHub's fromJSON."""
+    session.run("python", "-m", "ci.gpu_matrix", *session.posargs)
+
+
+@nox.session
+def release_check(session: nox.Session) -> None:
+    """Whether wheels may be published: verified, of a commit, each architecture passed: ``-- [WHEEL]``."""
+    call(session, "release", also="verify")
+
+
 @nox.session
 def import_matrix(session: nox.Session) -> None:
     """Use the wheels under the matrix's Pythons and torches, without a GPU; ``-- --python 3.12`` for one."""

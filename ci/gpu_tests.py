@@ -35,6 +35,7 @@ WHEELS = ROOT / "wheels"
 PLUGIN = Path(__file__).with_name("gpu_plugin.py")
 RESULT_ENV = "FLASH_KDA_GPU_TESTS_RESULT"
 TESTS = "tests/gpu"
+SEAL = "record_sha256"
 _NEXT_TARGET = f"Next: nox -s gpu_tests -- --target sm{arch.KERNEL_TARGETS[0].target.name}"
 
 
@@ -256,12 +257,22 @@ def verdict(result: dict[str, Any]) -> str:
     return "passed" if result["own_package"] else "another flash_kda was tested"
 
 
+def record_name(wheel_sha256: str, target: str) -> str:
+    """The file of the record of that wheel and target."""
+    return f"{wheel_sha256[:16]}-{target}.json"
+
+
+def seal(record: dict[str, Any]) -> str:
+    """sha256 over all that a record says: a release is refused when it is not the one in the record."""
+    said = {name: value for name, value in record.items() if name != SEAL}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
 def write_record(record: dict[str, Any], folder: Path) -> Path:
-    """Write `record` as ``<wheel sha256, 16 digits>-<target>.json``; a later run of the same pair replaces
-    it."""
+    """Write `record` with its seal; a later run of the same wheel and target replaces it."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{record['wheel_sha256'][:16]}-{record['target']}.json"
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    path = folder / record_name(record["wheel_sha256"], record["target"])
+    path.write_text(json.dumps({**record, SEAL: seal(record)}, indent=2) + "\n")
     return path
 
 

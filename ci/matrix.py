@@ -84,6 +84,15 @@ class ArchInfo:
 
 
 @dataclass(frozen=True)
+class GpuRow:
+    """A GPU of CI: the target it runs, the label of its runner, the torch versions to test beside."""
+
+    target: str
+    runner: str
+    torch: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Matrix:
     """The whole file; ``emits`` maps a toolkit to the targets it emits."""
 
@@ -94,6 +103,7 @@ class Matrix:
     test_torch: tuple[str, ...]
     dsl: tuple[str, ...]
     emits: Mapping[str, frozenset[arch.Target]]
+    gpus: tuple[GpuRow, ...]
 
     @property
     def locked_rows(self) -> tuple[CudaRow, ...]:
@@ -133,13 +143,14 @@ def load(path: Path | None = None) -> Matrix:
     project = _read_project(top)
     rows = _read_rows(top, emits)
     archs = _read_archs(top, rows)
+    gpus = _read_gpus(top, archs)
     test = top.table("test")
     python = test.texts("python", r"3\.[0-9]+", "Python versions such as '3.10'")
     torch = test.texts("torch", r"[0-9]+\.[0-9]+\.[0-9]+", "torch versions such as '2.13.0'")
     test.done()
     dsl = _read_dsl(top)
     top.done()
-    matrix = Matrix(project, rows, archs, python, torch, dsl, emits)
+    matrix = Matrix(project, rows, archs, python, torch, dsl, emits, gpus)
     _check_floors(source.name, matrix)
     return matrix
 
@@ -246,6 +257,24 @@ def _read_archs(top: Table, rows: tuple[CudaRow, ...]) -> dict[str, ArchInfo]:
     return infos
 
 
+def _read_gpus(top: Table, archs: Mapping[str, ArchInfo]) -> tuple[GpuRow, ...]:
+    gpus = []
+    for reader in top.tables("gpu"):
+        target = reader.text("target", "|".join(archs), f"one of {', '.join(archs)}")
+        runner = reader.text("runner", r"[A-Za-z0-9._-]+", "the label of a runner")
+        torch = reader.texts("torch", r"[0-9]+\.[0-9]+\.[0-9]+", "torch versions such as '2.13.0'")
+        reader.done()
+        gpus.append(GpuRow(target, runner, torch))
+    tested = [gpu.target for gpu in gpus]
+    if len(set(tested)) != len(tested):
+        raise top.fail("gpu", "targets without repeats", tested)
+    # Nothing else would write the record that a release of such a wheel needs.
+    missing = [name for name, info in archs.items() if info.was_run and name not in tested]
+    if missing:
+        raise top.fail("gpu", f"a table for each target that is '{STATUSES[0]}'", f"none for {missing}")
+    return tuple(gpus)
+
+
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
@@ -256,7 +285,8 @@ def _check_floors(where: str, matrix: Matrix) -> None:
     for python in matrix.test_python:
         if _version(python) < oldest:
             raise ConfigError(f"{where}: test.python: {python} is older than project.python_tag allows.")
-    for torch in (*matrix.test_torch, matrix.project.torch_build):
+    on_gpus = [torch for gpu in matrix.gpus for torch in gpu.torch]
+    for torch in (*matrix.test_torch, *on_gpus, matrix.project.torch_build):
         if _version(torch)[:2] < target:
             raise ConfigError(
                 f"{where}: torch {torch} is older than project.torch_target {matrix.project.torch_target}."

@@ -7,11 +7,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ci import provenance
 from ci.errors import CiError, ConfigError, ToolchainError, run_cli
 from ci.process import CONSOLE
 from ci.selection import check_archs
+
+if TYPE_CHECKING:
+    from ci.verify import Report
 
 CHECKERS_NEED = (3, 11)
 FOLDER = Path(__file__).resolve().parent.parent / "wheels"
@@ -27,8 +31,9 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> None:
         )
 
 
-def verify(wheel: Path, archs: str | None = None, reports: Path = FOLDER / "reports") -> None:
-    """Verify one wheel against the checked-in expectations and keep the report in the folder `reports`.
+def verify(wheel: Path, archs: str | None = None, reports: Path = FOLDER / "reports") -> Report:
+    """Verify one wheel against the checked-in expectations, keep the report in the folder `reports`, return
+    it.
 
     `archs` is what it must hold (default: what its name says, or the whole row).  Raises the CiError of the
     first failure.
@@ -40,6 +45,7 @@ def verify(wheel: Path, archs: str | None = None, reports: Path = FOLDER / "repo
     reports.mkdir(parents=True, exist_ok=True)
     (reports / f"{wheel.stem}.json").write_text(report.as_json() + "\n")
     report.raise_on_failure()
+    return report
 
 
 def built(folder: Path = FOLDER) -> list[Path]:

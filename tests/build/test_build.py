@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ci import build, cache, import_check, matrix, source, wheels
+from ci import build, cache, import_check, matrix, provenance, source, wheels
 from ci.errors import BuildError, ConfigError, SassError, ToolchainError
 from ci.venv import Venv
 
@@ -178,9 +178,12 @@ def test_an_unverified_wheel_does_not_reach_the_folder(
     assert [path.name for path in tmp_path.iterdir()] == ["unverified"]
     monkeypatch.setattr(wheels, "verify", lambda *_arguments: None)
     monkeypatch.setattr(import_check, "check", lambda _wheel: None)
+    said: list[Path] = []
+    monkeypatch.setattr(provenance, "write", said.append)
     (tmp_path / "unverified").rename(tmp_path / "old")
     assert build.release(ROW.label, None, tmp_path) == tmp_path / "flash_kda-0.whl"
     assert (tmp_path / "flash_kda-0.whl").is_file()
+    assert said == [tmp_path / "flash_kda-0.whl"]
 
 
 def built_by(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[tuple[str, str | None]]:

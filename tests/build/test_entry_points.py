@@ -20,6 +20,8 @@ SESSIONS = {
     "verify_wheels",
     "reproduce",
     "rebuild",
+    "gpu_matrix",
+    "release_check",
     "tests",
     "dsl_matrix",
     "gpu_tests",

@@ -13,7 +13,7 @@ import pytest
 from verify_artifacts import BUILD_RECORD, EPOCH, ROOT
 
 from ci import provenance, rebuild, repair, sbom
-from ci.errors import CiError, MetadataError, ProvenanceError
+from ci.errors import CiError, MetadataError, ProvenanceError, ReproducibilityError
 from ci.toolchain import lock_path
 
 if TYPE_CHECKING:

@@ -93,6 +93,18 @@ BAD = {
         '[arch.100a]\nstatus = "opt-in',
         "exactly when no row",
     ),
+    "hardware without a GPU of CI": ('target = "90a"', 'target = "100a"', "a table for each target that is"),
+    "GPU of no target": ('target = "90a"', 'target = "86"', "gpu[0]: 'target': expected one of 90a"),
+    "GPU without torch": (
+        'runner = "gpu-h200"\ntorch = ["2.10.0", "2.13.0"]',
+        'runner = "gpu-h200"\ntorch = []',
+        "a list without repeats of torch versions",
+    ),
+    "GPU with a torch too old": (
+        'runner = "gpu-h200"\ntorch = ["2.10.0", "2.13.0"]',
+        'runner = "gpu-h200"\ntorch = ["2.9.0"]',
+        "torch 2.9.0 is older",
+    ),
     "architecture without a status": ("[arch.120f]", "[arch.121f]", "one table for each target"),
     "old python": ('python = ["3.10"', 'python = ["3.9"', "older than project.python_tag"),
     "old torch": ('torch = ["2.10.0"', 'torch = ["2.9.1"', "older than project.torch_target"),

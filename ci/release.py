@@ -1,0 +1,105 @@
+"""Whether wheels may be published: ``python -m ci.release WHEEL ...``.
+
+Each must pass verification, come from a commit alone, have its provenance beside it, and, for every
+architecture in its library, a record in ``wheels/records`` of a pass of the GPU tests with exactly this file;
+or ci/matrix.toml says of that architecture that its code was not run, as the wheel then does too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ci import matrix, provenance, rebuild, wheels
+from ci.errors import CiError, ReleaseError, run_cli
+from ci.gpu_tests import SEAL, record_name, seal
+from ci.process import CONSOLE
+
+RECORDS = wheels.FOLDER / "records"
+
+
+def check(wheel: Path, held: Iterable[str], table: matrix.Matrix, records: Path = RECORDS) -> dict[str, str]:
+    """How far each architecture in `held` (``90a``), those of the wheel's images, was tried.
+
+    `wheel` has passed verification.  Raises ProvenanceError for what it says of its origin, and ReleaseError
+    that lists each architecture that may not be published.
+    """
+    rebuild.recipe(wheel)
+    provenance.check(wheel)
+    digest = provenance.sha256(wheel)
+    tried = {name: _tried(name, digest, table, records) for name in held}
+    refused = [f"sm{name}: {problem}" for name, (_, problem) in tried.items() if problem]
+    if not tried or refused:
+        listed = "\n".join(f"  {line}" for line in refused) or "  no architecture in it"
+        raise ReleaseError(
+            f"{wheel.name} (sha256 {digest}) may not be published:\n{listed}\n"
+            "Next: nox -s gpu_tests -- --target TARGET --wheel FILE, and commit the record; or write "
+            f"'{matrix.STATUSES[1]}' in ci/matrix.toml and build again"
+        )
+    return {name: said for name, (said, _) in tried.items()}
+
+
+def _tried(name: str, digest: str, table: matrix.Matrix, records: Path) -> tuple[str, str | None]:
+    """What can be said of one architecture, and what is against publishing it."""
+    path = records / record_name(digest, f"sm{name}")
+    if path.exists():
+        problems = list(_problems(path, digest, f"sm{name}"))
+        return f"passed ({path.name})", "; ".join(problems) or None
+    info = table.archs[name]
+    if not info.was_run:
+        return info.status, None
+    return info.status, f"expected a record {path.name} of a pass with this file, got none"
+
+
+def _problems(path: Path, digest: str, target: str) -> Iterator[str]:
+    """What is wrong with a record that should be of a pass of `target` with the file of that sha256."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        facts = {name: record[name] for name in ("wheel_sha256", "target", "verdict", SEAL)}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        yield f"{path.name}: expected a record of ci.gpu_tests, got {error!r}"
+        return
+    wanted = {"wheel_sha256": digest, "target": target, "verdict": "passed", SEAL: seal(record)}
+    for name, value in wanted.items():
+        if facts[name] != value:
+            edited = " (the record was edited)" if name == SEAL else ""
+            yield f"{path.name}: {name}: expected {value}, got {facts[name]}{edited}"
+
+
+def check_all(paths: Iterable[Path], records: Path = RECORDS) -> dict[Path, dict[str, str]]:
+    """Verify and `check` each wheel; the CiError has the words of all that were refused."""
+    table = matrix.load()
+    tried: dict[Path, dict[str, str]] = {}
+    failures: list[CiError] = []
+    for wheel in paths:
+        try:
+            report = wheels.verify(wheel)
+            held = {image.arch for item in report.facts.libraries for image in item.images}
+            tried[wheel] = check(wheel, sorted(held), table, records)
+        except CiError as problem:
+            failures.append(problem)
+    wheels.raise_all(failures)
+    return tried
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.release", description="Whether wheels may be published."
+    )
+    parser.add_argument("wheel", type=Path, nargs="*", help="default: all in wheels/")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the GPU tests' records")
+    given = parser.parse_args()
+    wheels.check_python()
+    for wheel, tried in check_all(given.wheel or wheels.built(), given.records).items():
+        said = "; ".join(f"sm{name}: {what}" for name, what in tried.items())
+        CONSOLE.print(f"[green]may be published[/green] {wheel.name}: {said}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_cli(main))
