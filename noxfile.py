@@ -86,6 +86,12 @@ def release_check(session: nox.Session) -> None:
 
 
 @nox.session
+def index(session: nox.Session) -> None:
+    """The package index of wheels that may be published, in wheels/index: ``-- [WHEEL]``."""
+    call(session, "index", also="verify")
+
+
+@nox.session
 def import_matrix(session: nox.Session) -> None:
     """Use the wheels under the matrix's Pythons and torches, without a GPU; ``-- --python 3.12`` for one."""
     call(session, "import_check")

@@ -20,6 +20,7 @@ SESSIONS = {
     "verify_wheels",
     "reproduce",
     "rebuild",
+    "index",
     "gpu_matrix",
     "release_check",
     "tests",

@@ -1,0 +1,220 @@
+"""The index: pip and uv install from it, the whole wheel by default, and refuse a file that is not as listed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.version import Version
+from verify_artifacts import BUILD_RECORD, TAG
+
+from ci import index, provenance, venv, wheels
+from ci.errors import ConfigError, ReleaseError
+
+if TYPE_CHECKING:
+    from handmade import MakeWheel
+
+pytest_plugins = ["handmade"]
+JSON = "application/vnd.pypi.simple.v1+json"
+LABELS = ("cu130", "cu130.sm90a", "cu130.sm100a", "cu135")
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """A static server; with `as_json` one that gives installers the JSON pages they ask for."""
+
+    as_json = False
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        if self.path.endswith("/") and self.as_json and JSON in self.headers["Accept"]:
+            data = Path(self.translate_path(self.path), "index.json").read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Type", JSON)
+            self.end_headers()
+            self.wfile.write(data)
+        else:
+            super().do_GET()
+
+    def log_message(self, format: str, *words: object) -> None:
+        pass
+
+
+@contextmanager
+def served(folder: Path, as_json: bool = False) -> Iterator[tuple[str, list[str]]]:
+    """The address of `folder` on this machine, and the list that requests are added to."""
+    asked: list[str] = []
+    kind = type("Served", (Handler,), {"as_json": as_json, "asked": asked})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(kind, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def made(make_wheel: MakeWheel) -> dict[str, Path]:
+    """A wheel of each label, with provenance."""
+    return {label: wheel_of(make_wheel, label) for label in LABELS}
+
+
+def wheel_of(make_wheel: MakeWheel, label: str) -> Path:
+    source = {"commit": "a" * 40, "dirty": False, "sha256": "1" * 64}
+    version = f"0.1.0+{label}"
+    record = json.dumps({**BUILD_RECORD, "version": version, "source": source})
+    info = f"flash_kda-{version}.dist-info"
+    files = {"flash_kda/build_record.json": record, "flash_kda/__init__.py": f"label = {label!r}\n"}
+    wheel = make_wheel(files, version=version, tag=TAG, folder=label)
+    with zipfile.ZipFile(wheel) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members[f"{info}/METADATA"] += b"Requires-Python: >=3.10\nRequires-Dist: torch>=2.10\n"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    provenance.write(wheel)
+    return wheel
+
+
+def clean(tmp_path: Path) -> dict[str, str]:
+    """The environment without what points installers elsewhere."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
+    return {
+        **kept,
+        "PIP_CONFIG_FILE": os.devnull,
+        "UV_CACHE_DIR": str(tmp_path / "uv"),
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+def pip(url: str, tmp_path: Path, requirement: str = "flash-kda") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-cache-dir", "--index-url", url]
+    command += ["--target", str(tmp_path / "pip"), requirement]
+    return subprocess.run(command, env=clean(tmp_path), capture_output=True, text=True, check=False)
+
+
+def uv(url: str, tmp_path: Path, requirement: str = "flash-kda") -> subprocess.CompletedProcess[str]:
+    command = [str(venv.locked("update").bin / "uv"), "pip", "install", "--no-deps", "--no-config"]
+    command += [
+        "--python",
+        sys.executable,
+        "--index-url",
+        url,
+        "--target",
+        str(tmp_path / "uv-site"),
+        requirement,
+    ]
+    return subprocess.run(command, env=clean(tmp_path), capture_output=True, text=True, check=False)
+
+
+def label_in(folder: Path) -> str:
+    found = re.search("'(.*)'", (folder / "flash_kda" / "__init__.py").read_text())
+    assert found
+    return found[1]
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["html", "json"])
+@pytest.mark.parametrize(("place", "label"), [("cu130", "cu130"), ("cu130/sm90a", "cu130.sm90a")])
+def test_pip_and_uv_install_from_it(
+    made: Mapping[str, Path], tmp_path: Path, place: str, label: str, as_json: bool
+) -> None:
+    assert index.write(made.values(), tmp_path / "out") == ["cu130", "cu130/sm100a", "cu130/sm90a", "cu135"]
+    with served(tmp_path / "out", as_json) as (url, asked):
+        for install, folder in ((pip, tmp_path / "pip"), (uv, tmp_path / "uv-site")):
+            asked.clear()
+            done = install(f"{url}/{place}", tmp_path)
+            assert done.returncode == 0, done.stderr
+            assert label_in(folder) == label
+            if install is pip:  # uv reads no metadata with --no-deps
+                assert any(path.endswith(".whl.metadata") for path in asked), asked
+
+
+def test_in_one_index_a_slim_wheel_would_be_taken_for_the_newest() -> None:
+    """Why each has an index of its own."""
+    assert Version("0.1.0+cu130.sm90a") > Version("0.1.0+cu130.sm100a") > Version("0.1.0+cu130")
+
+
+@pytest.mark.parametrize("install", [pip, uv])
+def test_a_wheel_that_is_not_the_listed_one_is_refused(
+    made: Mapping[str, Path], tmp_path: Path, install: object
+) -> None:
+    index.write(made.values(), tmp_path / "out")
+    copy = tmp_path / "out" / "cu130" / "flash-kda" / made["cu130"].name
+    copy.write_bytes(made["cu135"].read_bytes())
+    with served(tmp_path / "out") as (url, _):
+        done = (pip if install is pip else uv)(f"{url}/cu130", tmp_path)
+    assert done.returncode != 0
+    assert re.search("hash", done.stderr, re.IGNORECASE), done.stderr
+
+
+def test_the_pages_name_hashes_metadata_and_what_was_not_run(
+    made: Mapping[str, Path], tmp_path: Path
+) -> None:
+    index.write(made.values(), tmp_path / "out")
+    folder = tmp_path / "out" / "cu130" / "flash-kda"
+    wheel = made["cu130"]
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    metadata = hashlib.sha256((folder / f"{wheel.name}.metadata").read_bytes()).hexdigest()
+    page = (folder / "index.html").read_text()
+    assert f'href="{wheel.name.replace("+", "%2B")}#sha256={digest}"' in page
+    assert f'data-core-metadata="sha256={metadata}"' in page and 'data-requires-python="&gt;=3.10"' in page
+    assert "built, not run: sm100a" in page
+    (file,) = json.loads((folder / "index.json").read_text())["files"]
+    assert (file["hashes"]["sha256"], file["core-metadata"]["sha256"]) == (digest, metadata)
+    assert (file["size"], file["_note"]) == (wheel.stat().st_size, "built, not run: sm100a")
+    assert provenance.place(folder / wheel.name).read_text() == provenance.place(wheel).read_text()
+    assert json.loads((folder.parent / "index.json").read_text())["projects"] == [{"name": "flash-kda"}]
+
+
+def test_the_same_wheels_give_the_same_index(made: Mapping[str, Path], tmp_path: Path) -> None:
+    def contents(out: Path) -> dict[str, bytes]:
+        index.write(made.values(), out)
+        return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    first = contents(tmp_path / "one")
+    assert first == contents(tmp_path / "two") == contents(tmp_path / "one")
+
+
+def test_a_folder_of_something_else_is_not_removed(made: Mapping[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    with pytest.raises(ConfigError, match="expected an index or no folder"):
+        index.write(made.values(), tmp_path / "mine")
+    assert (tmp_path / "mine" / "file").exists()
+
+
+def test_a_wheel_that_may_not_be_published_gets_into_no_index(
+    made: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verified it counts as having code for an architecture that no record says was run."""
+
+    class Image:
+        arch = "90a"
+
+    class Library:
+        images = (Image,)
+
+    class Report:
+        facts = type("Facts", (), {"libraries": (Library,)})
+
+    monkeypatch.setattr(wheels, "verify", lambda _wheel: Report)
+    monkeypatch.setattr(sys, "argv", ["ci.index", str(made["cu130"]), "--out", str(tmp_path / "out")])
+    with pytest.raises(ReleaseError, match=r"sm90a: expected a record .* got none"):
+        index.main()
+    assert not (tmp_path / "out").exists()
