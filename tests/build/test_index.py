@@ -1,4 +1,4 @@
-"""The index: pip and uv install from it, the whole wheel by default, and refuse a file that is not as listed."""
+"""The index: pip and uv install from it, the whole wheel by default, and refuse a file that is another."""
 
 from __future__ import annotations
 
