@@ -92,6 +92,18 @@ def index(session: nox.Session) -> None:
 
 
 @nox.session
+def size(session: nox.Session) -> None:
+    """Bytes of each kernel and architecture of wheels; ``-- --write`` makes them the budget."""
+    call(session, "size", also="verify")
+
+
+@nox.session
+def diff(session: nox.Session) -> None:
+    """What changed between two wheels, kernel by kernel: ``-- A.whl B.whl [--sass KERNEL]``."""
+    call(session, "diff", also="verify")
+
+
+@nox.session
 def import_matrix(session: nox.Session) -> None:
     """Use the wheels under the matrix's Pythons and torches, without a GPU; ``-- --python 3.12`` for one."""
     call(session, "import_check")

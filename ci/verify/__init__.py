@@ -63,7 +63,10 @@ def judge(facts: Facts, request: Request) -> Report:
         check_abi(facts.libraries, request),
     ]
     if facts.wheel is not None:
-        verdicts += [check_metadata(facts.libraries, facts.wheel, request), check_size(facts.wheel, request)]
+        verdicts += [
+            check_metadata(facts.libraries, facts.wheel, request),
+            check_size(facts.libraries, facts.wheel, request),
+        ]
     row = request.row.label if request.row else None
     notes = warnings(facts.wheel.build_record) if facts.wheel else ()
     return Report(facts, request.archs, request.ptx, row, tuple(verdicts), notes)

@@ -30,6 +30,7 @@ _RESOURCE_FUNCTION = re.compile(r"^ Function (\S+):$")
 _RESOURCES = re.compile(r"^  REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+) ")
 _SASS_FUNCTION = re.compile(r"^\t\tFunction : (\S+)$")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P(?:\d+|T)\s+)?([A-Z][A-Z0-9_.]*)")
+_TEXT = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;\s*/\*")
 _SYMBOL = re.compile(r"^([A-Z_]+)\s+(LOCAL|GLOBAL|WEAK)\s+\S+\s+(\S+)\s+(U\s)?\s*(\S*)$")
 _RELEASE = re.compile(rb"Cuda compilation tools, release (\d+\.\d+), V")
 # Start of an ELF file in the format that CUDA 12 writes for sm_90 and older: it has no .note.nv.tkinfo.
@@ -64,6 +65,25 @@ def read_images(library: Path, cuobjdump: Path) -> tuple[Image, ...]:
     if not images:
         raise _unknown("an image", f"nothing, though {cuobjdump.name} did not say '{_NO_DEVICE_CODE}'")
     return images
+
+
+def instructions(library: Path, cuobjdump: Path) -> dict[tuple[str, str], list[str]]:
+    """The instructions of each function as text, without addresses, by (architecture, function)."""
+    done = _run([str(cuobjdump), "-sass", str(library)])
+    if done.returncode != 0:
+        raise ToolchainError(f"{cuobjdump.name} -sass failed on {library.name}: {done.stderr.strip()}")
+    found: dict[tuple[str, str], list[str]] = {}
+    name = function = ""
+    for line in done.stdout.splitlines():
+        if match := _ARCH.match(line):
+            name = match.group(1).removeprefix("sm_")
+        elif match := _SASS_FUNCTION.match(line):
+            function = match.group(1)
+        elif match := _TEXT.match(line):
+            found.setdefault((name, function), []).append(match.group(1))
+    if not found:
+        raise _unknown("instructions", "none")
+    return found
 
 
 def read_toolkits(library: Path, cuobjdump: Path) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from ci.toml import Table, open_table
 
 FOLDER = Path(__file__).resolve().parents[2] / "wheels" / "expectations"
 SCHEMA = 1
+SIZE_FILE = "size.toml"
 EVERY_ARCH = "all"
 
 
@@ -87,12 +88,30 @@ class WheelExpectation:
 
 
 @dataclass(frozen=True)
+class SizeBudget:
+    """Bytes of a row's wheel and library; `code` maps a kernel to its instructions' bytes by architecture."""
+
+    wheel: int
+    library: int
+    code: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """``size.toml``: what each row's wheel took when it was written, and by how many percent it may grow."""
+
+    growth: int
+    rows: Mapping[str, SizeBudget]
+
+
+@dataclass(frozen=True)
 class Expectations:
     """The whole folder."""
 
     libraries: tuple[LibraryExpectation, ...]
     platform: PlatformExpectation
     wheel: WheelExpectation
+    sizes: Sizes
 
 
 def load(folder: Path | None = None) -> Expectations:
@@ -104,7 +123,8 @@ def load(folder: Path | None = None) -> Expectations:
             f"{place}: expected kernels*.toml, got none. Run: python -m ci.verify observe LIBRARY"
         )
     libraries = tuple(load_library(path) for path in kernels)
-    return Expectations(libraries, _load_platform(place / "platform.toml"), _load_wheel(place / "wheel.toml"))
+    platform, wheel = _load_platform(place / "platform.toml"), _load_wheel(place / "wheel.toml")
+    return Expectations(libraries, platform, wheel, load_sizes(place / SIZE_FILE))
 
 
 def _open(path: Path) -> Table:
@@ -194,3 +214,20 @@ def _load_wheel(path: Path) -> WheelExpectation:
     )
     top.done()
     return result
+
+
+def load_sizes(path: Path) -> Sizes:
+    """Read ``size.toml``."""
+    top = _open(path)
+    growth, rows = top.number("growth"), top.table("row")
+    sizes = {label: _read_size(rows.table(label)) for label in list(rows.left)}
+    top.done()
+    return Sizes(growth, sizes)
+
+
+def _read_size(table: Table) -> SizeBudget:
+    wheel, library, code = table.number("wheel"), table.number("library"), table.table("code")
+    table.done()
+    kernels = {name: code.table(name) for name in list(code.left)}
+    numbers = {name: {arch: row.number(arch) for arch in list(row.left)} for name, row in kernels.items()}
+    return SizeBudget(wheel, library, numbers)

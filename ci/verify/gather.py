@@ -51,12 +51,8 @@ def read_library(path: Path, name: str, cuobjdump: Path, oldest_python: str) -> 
 
 def _gather_wheel(path: Path, digest: str, cuobjdump: Path, oldest_python: str) -> Facts:
     archive = read_wheel(path)
-    members = [name for name in sorted(archive.members) if is_library(name)]
     with tempfile.TemporaryDirectory(prefix="flash-kda-verify-") as folder:
-        places = {
-            member: _extract(path, member, Path(folder) / str(number))
-            for number, member in enumerate(members)
-        }
+        places = extract(path, Path(folder))
         for place in places.values():
             read_elf(place)  # before the other checkers, which end in tracebacks where it names the fault
         libraries = tuple(
@@ -64,6 +60,13 @@ def _gather_wheel(path: Path, digest: str, cuobjdump: Path, oldest_python: str) 
         )
     wheel = replace(archive, platform=audit_platform(path), content_problems=audit_contents(path))
     return Facts(path.name, digest, libraries, wheel)
+
+
+def extract(path: Path, folder: Path) -> dict[str, Path]:
+    """Write the libraries of a wheel below `folder`; where each member is."""
+    with zipfile.ZipFile(path) as archive:
+        members = sorted(name for name in archive.namelist() if is_library(name))
+    return {member: _extract(path, member, folder / str(number)) for number, member in enumerate(members)}
 
 
 def _extract(path: Path, member: str, folder: Path) -> Path:

@@ -9,7 +9,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from ci.errors import MetadataError
-from ci.matrix import archs_of_label, row_of_label
+from ci.matrix import CudaRow, archs_of_label, row_of_label
 from ci.verify.build_record import check_files, check_form
 from ci.verify.facts import Library, Wheel
 from ci.verify.materials import check_sbom
@@ -18,6 +18,7 @@ from ci.verify.verdicts import Sheet, Verdict, listing, show
 
 _HINT = "Change the source of the value (setup.py, pyproject.toml, ci/matrix.toml) and build again."
 _ABI = "abi3"
+_INSTRUCTION_BYTES = 16  # of each one, on every architecture with kernels
 _WHEEL_VERSION = "1.0"  # installers refuse a higher first number and warn of a higher second one
 _RECORD_SCHEMA = 1  # of build_record.json, written by ci/extension/record.py
 
@@ -152,9 +153,42 @@ def _check_architectures(sheet: Sheet, file: str, libraries: Iterable[Library], 
     sheet.same_set(file, "PTX in the images against the build record", with_ptx, ptx)
 
 
-def check_size(wheel: Wheel, request: Request) -> Verdict:
-    """The wheel file stays within its size budget (bytes)."""
-    sheet = Sheet("size", MetadataError, "Find what grew: unzip -v WHEEL; cuobjdump -lelf LIBRARY")
+def code_bytes(libraries: Iterable[Library]) -> dict[str, dict[str, int]]:
+    """Bytes of the instructions of each kernel, by architecture."""
+    found: dict[str, dict[str, int]] = {}
+    for image in (image for library in libraries for image in library.images if image.kind == "elf"):
+        for kernel in image.kernels:
+            row = found.setdefault(kernel.symbol, {})
+            row[image.arch] = row.get(image.arch, 0) + _INSTRUCTION_BYTES * sum(kernel.opcodes.values())
+    return found
+
+
+def check_size(libraries: Iterable[Library], wheel: Wheel, request: Request) -> Verdict:
+    """The wheel file, and with a row its library and each kernel, stay within their budgets (bytes)."""
+    hint = "Find what grew: nox -s diff -- OLD NEW; when it is meant: nox -s size -- --write"
+    sheet, held = Sheet("size", MetadataError, hint), tuple(libraries)
     limit = request.wheel.max_bytes
     sheet.check(wheel.size <= limit, wheel.filename, "size over budget", f"at most {limit} bytes", wheel.size)
+    if request.row is not None:
+        _check_ledger(sheet, held, wheel, request, request.row)
     return sheet.verdict()
+
+
+def _check_ledger(
+    sheet: Sheet, libraries: tuple[Library, ...], wheel: Wheel, request: Request, row: CudaRow
+) -> None:
+    file, ledger = wheel.filename, request.sizes.rows.get(row.label)
+    if not sheet.check(ledger is not None, file, "line in size.toml", row.label, "none") or ledger is None:
+        return
+
+    def within(what: str, budget: int | None, size: int) -> None:
+        limit = (budget or 0) * (100 + request.sizes.growth) // 100
+        sheet.check(size <= limit, file, f"{what} over budget", f"at most {limit} bytes", size)
+
+    if request.archs == row.archs:
+        within("wheel", ledger.wheel, wheel.size)
+        within("library", ledger.library, sum(library.size for library in libraries))
+    for kernel, sizes in code_bytes(libraries).items():
+        for name, size in sizes.items():
+            if name in row.archs:  # no wheel of a row has the others: they are built on request
+                within(f"{kernel} for sm_{name}", ledger.code.get(kernel, {}).get(name), size)

@@ -8,7 +8,13 @@ from pathlib import Path
 from ci.archs import arch
 from ci.errors import ConfigError, MetadataError
 from ci.matrix import CudaRow, Matrix, Project, archs_of_label, row_of_label
-from ci.verify.expectations import Expectations, LibraryExpectation, PlatformExpectation, WheelExpectation
+from ci.verify.expectations import (
+    Expectations,
+    LibraryExpectation,
+    PlatformExpectation,
+    Sizes,
+    WheelExpectation,
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class Request:
     libraries: tuple[LibraryExpectation, ...]
     platform: PlatformExpectation
     wheel: WheelExpectation
+    sizes: Sizes
 
 
 def make_request(
@@ -58,6 +65,7 @@ def make_request(
         libraries,
         expectations.platform,
         expectations.wheel,
+        expectations.sizes,
     )
 
 

@@ -20,6 +20,8 @@ SESSIONS = {
     "verify_wheels",
     "reproduce",
     "rebuild",
+    "diff",
+    "size",
     "index",
     "gpu_matrix",
     "release_check",

@@ -770,6 +770,40 @@ def test_size_over_budget(forge: Forge, tmp_path: Path) -> None:
     assert report.failure is not None and report.failure.concern == "size"
 
 
+LEDGER_FAULTS = {
+    "wheel grew": ("wheel = 200000", "wheel = 4000", "wheel over budget: expected at most 4200 bytes"),
+    "library grew": (
+        "library = 200000",
+        "library = 4000",
+        "library over budget: expected at most 4200 bytes",
+    ),
+    "kernel grew": (
+        "[row.cu130.code.fixture_fwd_kernel]\n90a = 20000",
+        "[row.cu130.code.fixture_fwd_kernel]\n90a = 100",
+        "fixture_fwd_kernel for sm_90a over budget: expected at most 105 bytes",
+    ),
+    "kernel without a line": (
+        "[row.cu130.code.fixture_fwd_kernel]",
+        "[row.cu130.code.other_kernel]",
+        "fixture_fwd_kernel for sm_100a over budget: expected at most 0 bytes",
+    ),
+    "row without a line": ("[row.cu130", "[row.cu999", "line in size.toml: expected cu130, got none"),
+}
+
+
+@pytest.mark.parametrize("fault", LEDGER_FAULTS)
+def test_size_over_the_ledger(forge: Forge, tmp_path: Path, fault: str) -> None:
+    old, new, text = LEDGER_FAULTS[fault]
+    folder = edited(forge, tmp_path, "size.toml", old, new)
+    matrix_file = tmp_path / "matrix.toml"
+    whole = matrix.PATH.read_text().replace('["90a", "100a", "103a", "120a"]', '["90a", "100a"]')
+    matrix_file.write_text(whole)
+    wheel = WheelPlan(forge.good()).write(tmp_path)
+    report = verify_wheel(wheel, cuobjdump=forge.cuobjdump, expectations=folder, matrix=matrix_file)
+    assert_rejected(report, errors.MetadataError, text)
+    assert report.failure is not None and report.failure.concern == "size"
+
+
 @pytest.mark.parametrize(
     ("name", "data", "error"),
     [

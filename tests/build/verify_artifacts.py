@@ -132,7 +132,8 @@ class Forge:
             folder.mkdir()
             for name in ("platform.toml", "wheel.toml"):
                 shutil.copy(ROOT / "wheels" / "expectations" / name, folder / name)
-            shutil.copy(FIXTURES / "kernels.toml", folder / "kernels.toml")
+            for name in ("kernels.toml", "size.toml"):
+                shutil.copy(FIXTURES / name, folder / name)
         return folder
 
 
