@@ -27,7 +27,7 @@ def call(session: nox.Session, module: str, *arguments: str, also: str | None = 
 
 @nox.session
 def build_wheels(session: nox.Session) -> None:
-    """Toolchain, build, repair, verify: every row, or ``-- --cuda cu130 --archs LIST`` for one."""
+    """Toolchain, build, repair, verify: every row, or ``-- --cuda cu130``, ``--archs LIST``, ``--slim``."""
     call(session, "build", also="verify")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ci import build, cache, import_check, matrix, provenance, source, wheels
+from ci import build, cache, import_check, matrix, provenance, sbom, source, wheels
 from ci.errors import BuildError, ConfigError, SassError, ToolchainError
 from ci.venv import Venv
 
@@ -132,8 +132,11 @@ def test_the_wheel(real_wheel: Path) -> None:
     with zipfile.ZipFile(real_wheel) as archive:
         names = archive.namelist()
         record = json.loads(archive.read("flash_kda/build_record.json"))
+        (materials,) = [name for name in names if name.endswith(f".dist-info/{sbom.MEMBER}")]
+        assert archive.read(materials).decode() == sbom.make(record, source.revision().epoch)
     assert "flash_kda/_C.abi3.so" in names
     assert not [name for name in names if ".libs/" in name or name.startswith(("ci/", "csrc/", "tests/"))]
+    assert record["built_not_run"] == matrix.load().not_run([ROW.archs[0]])
     assert record["source"]["commit"] == source.revision().commit
 
 

@@ -238,6 +238,10 @@ def test_the_version_has_the_local_label_of_the_record(recorded: Any, shown: str
     assert line.split()[1] == shown + ","
 
 
+def test_architectures_that_were_built_and_not_run_are_shown() -> None:
+    assert '  built_not_run: ["100a"]' in rendered(build_record={"built_not_run": ["100a"]})
+
+
 def test_a_code_is_printed_unless_the_library_is_loaded() -> None:
     for facts, shown in (
         (library(text="loaded /x"), "loaded /x"),
