@@ -56,7 +56,7 @@ def main() -> int:
         write_dsl_inputs(loaded.dsl, Path(scratch))
         for source in inputs(given.name, venv.REQUIREMENTS, Path(scratch)):
             refresh(source, tools, loaded.project.python)
-    images.update(venv.locked(\"cibw\"))
+    images.update(venv.locked("cibw"))
     return 0
 
 
