@@ -129,7 +129,7 @@ def sass(one: Path, two: Path, kernel: str) -> list[str]:
 
 
 def _listing(wheel: Path, kernel: str) -> dict[str, list[str]]:
-    tool = default_cuobjdump(matrix.load().rows[-1].toolkit)
+    tool = default_cuobjdump(matrix.load(), None)
     found: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="flash-kda-diff-") as folder:
         for library in extract(wheel, Path(folder)).values():

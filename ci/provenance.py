@@ -15,7 +15,6 @@ from ci import matrix, sbom
 from ci.errors import MetadataError, ProvenanceError
 from ci.extension import record
 from ci.source import ROOT
-from ci.toolchain import lock_path
 
 SUFFIX = ".intoto.json"
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -70,7 +69,7 @@ def _dependencies(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
         commit = {"gitCommit": source["commit"]}
         yield {"name": "commit", "digest": commit, "annotations": {"dirty": source["dirty"]}}
     yield {"name": "source files", "digest": {"sha256": source["sha256"]}}
-    for lock in (lock_path(made["cuda"]["toolkit"]), sbom.BUILD_LOCK):
+    for lock in (sbom.toolkit_lock(made["cuda"]["toolkit"]), sbom.BUILD_LOCK):
         yield {"name": lock.relative_to(ROOT).as_posix(), "digest": {"sha256": sha256(lock)}}
     yield {"name": "torch", "uri": f"pkg:pypi/torch@{made['torch']['built_with']}"}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ci.errors import ConfigError, MetadataError, ToolchainError, missing_package
 from ci.sysroot import GLIBC
-from ci.toolchain import Pin, lock_path, read_lock
+from ci.toolchain import FOLDER, Pin, image, lock_path, read_lock
 from ci.venv import REQUIREMENTS
 
 try:
@@ -111,20 +111,43 @@ def _wheel(record: Mapping[str, Any]) -> Component:
 
 def _locked(record: Mapping[str, Any]) -> Iterator[Component]:
     """Each locked package, with the hash of every file that its lock allows."""
-    toolkit = read_lock(lock_path(record["cuda"]["toolkit"]))
-    _check_nvcc(record["cuda"], {pin.name: pin.version for pin in toolkit})
-    for pin in toolkit:
-        yield _package(pin, "locked for the CUDA toolkit")
+    yield from _toolkit(record["cuda"])
     for pin in build_pins():
         if pin.name != _ZIG or _SYSROOT in record["flags"]["link"]:
             yield _package(pin, "locked for the build environment")
 
 
-def _check_nvcc(cuda: Mapping[str, str], locked: Mapping[str, str]) -> None:
+def toolkit_lock(toolkit: str) -> Path:
+    """The file that names the packages of a toolkit: its lock, or for the builder image ``image.toml``."""
+    path = FOLDER / f"{toolkit}.lock"
+    return path if path.is_file() else image.DATA
+
+
+def _toolkit(cuda: Mapping[str, str]) -> Iterator[Component]:
+    if toolkit_lock(cuda["toolkit"]) != image.DATA:
+        pins = read_lock(lock_path(cuda["toolkit"]))
+        _check_nvcc(cuda, next(pin.version for pin in pins if pin.name == _NVCC))
+        yield from (_package(pin, "locked for the CUDA toolkit") for pin in pins)
+        return
+    wanted = image.packages(cuda["toolkit"])
+    _check_nvcc(cuda, wanted.nvcc)
+    for name, version in wanted.versions.items():
+        yield Component(
+            name=name,
+            version=version,
+            type=ComponentType.APPLICATION,
+            scope=ComponentScope.EXCLUDED,
+            description="of the CUDA toolkit in the builder image; dnf checked its signature",
+            purl=PackageURL("rpm", "nvidia", name, version),
+            bom_ref=f"pkg:{name}",
+        )
+
+
+def _check_nvcc(cuda: Mapping[str, str], locked: str) -> None:
     for program in ("nvcc", "ptxas"):
-        if cuda[program] != locked[_NVCC]:
+        if cuda[program] != locked:
             raise ToolchainError(
-                f"{program} of CUDA {cuda['toolkit']}: expected {locked[_NVCC]}, the locked one, "
+                f"{program} of CUDA {cuda['toolkit']}: expected {locked}, the locked one, "
                 f"got {cuda[program]}.\nNext: nox -s build_wheels, which uses the locked toolkit"
             )
 

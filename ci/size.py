@@ -41,7 +41,7 @@ growth = {growth}
 def facts_of(wheel: Path) -> Facts:
     """The facts of a wheel, by the newest toolkit's cuobjdump, which reads every older one's output."""
     table = matrix.load()
-    return gather_facts(wheel, default_cuobjdump(table.rows[-1].toolkit), table.project.python)
+    return gather_facts(wheel, default_cuobjdump(table, None), table.project.python)
 
 
 def measure(facts: Facts) -> SizeBudget:

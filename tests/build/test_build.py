@@ -205,7 +205,7 @@ def built_by(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[tuple[str, 
 
 
 def test_the_command_builds_rows_lists_or_single_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = matrix.load().rows
+    rows = matrix.load().locked_rows
     assert built_by(monkeypatch) == [(row.label, None) for row in rows]
     assert built_by(monkeypatch, "--cuda", ROW.label, "--archs", "90a") == [(ROW.label, "90a")]
     assert built_by(monkeypatch, "--slim") == [(row.label, name) for row in rows for name in row.archs]
