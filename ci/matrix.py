@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.archs import arch
 from ci.errors import ConfigError
+from ci.platforms import HOST, PLATFORMS
 from ci.toml import Table, open_table
 
 PATH = Path(__file__).with_name("matrix.toml")
@@ -44,6 +45,14 @@ class CudaRow:
 
 
 @dataclass(frozen=True)
+class Other:
+    """A platform whose wheels are made on another machine: its tag and its rows."""
+
+    plat: str
+    rows: tuple[CudaRow, ...]
+
+
+@dataclass(frozen=True)
 class ArchInfo:
     """What is known of one architecture beyond the kernel table: how far it was tried."""
 
@@ -58,14 +67,30 @@ class ArchInfo:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The whole file; ``emits`` maps a toolkit to the targets it emits."""
+    """The whole file; ``emits`` maps a toolkit to the targets it emits.
+
+    ``project.plat`` and ``rows`` are those of the machine that builds; `on` gives those of another platform.
+    """
 
     project: Project
     rows: tuple[CudaRow, ...]
+    others: Mapping[str, Other]
     archs: Mapping[str, ArchInfo]
     test_python: tuple[str, ...]
     test_torch: tuple[str, ...]
     emits: Mapping[str, frozenset[arch.Target]]
+
+    def on(self, platform: str) -> Matrix:
+        """The same with the tag and rows of `platform` (``aarch64``); ConfigError naming those there are."""
+        if platform == HOST:
+            return self
+        if platform not in self.others:
+            names = ", ".join([HOST, *self.others])
+            raise ConfigError(
+                f"no platform {platform!r} in ci/matrix.toml; it has {names}.\nNext: name one of them"
+            )
+        other = self.others[platform]
+        return replace(self, project=replace(self.project, plat=other.plat), rows=other.rows)
 
     def cuda_row(self, label: str) -> CudaRow:
         """The row of that label; ConfigError naming the labels there are."""
@@ -95,13 +120,14 @@ def load(path: Path | None = None) -> Matrix:
     emits = _read_toolkits(top)
     project = _read_project(top)
     rows = _read_rows(top, emits)
-    archs = _read_archs(top, rows)
+    others = _read_others(top, rows, emits)
+    archs = _read_archs(top, (*rows, *(row for other in others.values() for row in other.rows)))
     test = top.table("test")
     python = test.texts("python", r"3\.[0-9]+", "Python versions such as '3.10'")
     torch = test.texts("torch", r"[0-9]+\.[0-9]+\.[0-9]+", "torch versions such as '2.13.0'")
     test.done()
     top.done()
-    matrix = Matrix(project, rows, archs, python, torch, emits)
+    matrix = Matrix(project, rows, others, archs, python, torch, emits)
     _check_floors(source.name, matrix)
     return matrix
 
@@ -133,7 +159,7 @@ def _read_project(top: Table) -> Project:
         torch_build=reader.text("torch_build", r"[0-9]+\.[0-9]+\.[0-9]+", "a torch version such as '2.13.0'"),
         torch_target=reader.text("torch_target", r"[0-9]+\.[0-9]+", "a torch version such as '2.10'"),
         python_tag=reader.text("python_tag", r"cp3[0-9]+", "a CPython tag such as 'cp310'"),
-        plat=reader.text("plat", r"manylinux_[0-9]+_[0-9]+_(x86_64|aarch64)", "a manylinux tag"),
+        plat=reader.text("plat", rf"manylinux_[0-9]+_[0-9]+_{HOST}", f"a manylinux tag of {HOST}"),
     )
     reader.done()
     return project
@@ -152,21 +178,56 @@ def _read_row(reader: Table, emits: Mapping[str, frozenset[arch.Target]]) -> Cud
     label = reader.text("label", "cu" + toolkit.replace(".", ""), f"the label of CUDA {toolkit}")
     if toolkit not in emits:
         raise reader.fail("toolkit", f"one of {', '.join(emits)} (or a new [toolkit] entry)", toolkit)
-    supported = {row.target: row for row in arch.KERNEL_TARGETS}
-    if reader.left.get("archs") == "all":
-        reader.take("archs")
-        targets = tuple(t for t, row in supported.items() if row.default_in_all and t in emits[toolkit])
-    else:
-        targets = _targets(reader, "archs")
+    archs = _read_row_archs(reader, "archs", toolkit, emits[toolkit])
     reader.done()
+    return CudaRow(label, toolkit, archs)
+
+
+def _read_row_archs(reader: Table, key: str, toolkit: str, emits: frozenset[arch.Target]) -> tuple[str, ...]:
+    supported = {row.target: row for row in arch.KERNEL_TARGETS}
+    if reader.left.get(key) == "all":
+        reader.take(key)
+        targets = tuple(t for t, row in supported.items() if row.default_in_all and t in emits)
+    else:
+        targets = _targets(reader, key)
     for target in targets:
         if target not in supported:
-            raise reader.fail("archs", f"targets with kernels ({_names(supported)})", target.name)
-        if target not in emits[toolkit]:
-            raise reader.fail(
-                "archs", f"targets CUDA {toolkit} emits ({_names(emits[toolkit])})", target.name
-            )
-    return CudaRow(label, toolkit, tuple(target.name for target in sorted(targets)))
+            raise reader.fail(key, f"targets with kernels ({_names(supported)})", target.name)
+        if target not in emits:
+            raise reader.fail(key, f"targets CUDA {toolkit} emits ({_names(emits)})", target.name)
+    return tuple(target.name for target in sorted(targets))
+
+
+def _read_others(
+    top: Table, rows: tuple[CudaRow, ...], emits: Mapping[str, frozenset[arch.Target]]
+) -> dict[str, Other]:
+    table = top.table("platform")
+    known = [name for name in PLATFORMS if name != HOST]
+    others = {}
+    for name in list(table.left):
+        if name not in known:
+            raise table.fail(name, f"one of {', '.join(known)} (ci/platforms.py)", name)
+        reader = table.table(name)
+        plat = reader.text("plat", rf"manylinux_[0-9]+_[0-9]+_{name}", f"a manylinux tag of {name}")
+        others[name] = Other(plat, _read_other_rows(reader, rows, emits))
+        reader.done()
+    return others
+
+
+def _read_other_rows(
+    reader: Table, rows: tuple[CudaRow, ...], emits: Mapping[str, frozenset[arch.Target]]
+) -> tuple[CudaRow, ...]:
+    """Rows as they are, but for their architectures; those that are not named are left out."""
+    table = reader.table("archs")
+    named = [row for row in rows if row.label in table.left]
+    found = tuple(
+        replace(row, archs=_read_row_archs(table, row.label, row.toolkit, emits[row.toolkit]))
+        for row in named
+    )
+    table.done()
+    if not found:
+        raise reader.fail("archs", f"architectures for some of {', '.join(r.label for r in rows)}", {})
+    return found
 
 
 def _names(targets: Mapping[arch.Target, object] | frozenset[arch.Target]) -> str:
