@@ -113,6 +113,49 @@ def test_a_harmless_library_passes_and_torch_stays_outside(
     assert "Tag: cp310-abi3-manylinux_2_28_x86_64" in wheel_file
 
 
+def needs_glibc(make_foreign: MakeLibrary, folder: Path, version: str) -> bytes:
+    """An aarch64 library that needs symbol version GLIBC_`version` of a libc.so.6."""
+    (folder / "libc.map").write_text(f"GLIBC_{version} {{ global: *; }};\n")
+    words = ("-Wl,-soname,libc.so.6", "-Wl,--version-script=libc.map")
+    make_foreign("libneeded.so", "int needed(void) { return 1; }", *words)
+    text = "int needed(void); int f(void) { return needed(); }"
+    return make_foreign("_C.abi3.so", text, "./libneeded.so").read_bytes()
+
+
+def test_an_aarch64_library_gets_its_own_tag(
+    tmp_path: Path, tools: Venv, make_wheel: MakeWheel, make_foreign: MakeLibrary
+) -> None:
+    library = needs_glibc(make_foreign, tmp_path, "2.17")
+    wheel = make_wheel({"flash_kda/_C.abi3.so": library}, tag="cp310-abi3-linux_aarch64")
+    repaired = repair.repair(wheel, tmp_path / "out", tools, EPOCH)
+    assert repaired.name == "flash_kda-0.1.0-cp310-abi3-manylinux_2_28_aarch64.whl"
+
+
+def test_an_aarch64_library_that_needs_a_newer_glibc_is_refused(
+    tmp_path: Path, tools: Venv, make_wheel: MakeWheel, make_foreign: MakeLibrary
+) -> None:
+    library = needs_glibc(make_foreign, tmp_path, "2.34")
+    wheel = make_wheel({"flash_kda/_C.abi3.so": library}, tag="cp310-abi3-linux_aarch64")
+    with pytest.raises(PlatformError, match="too-recent versioned symbols"):
+        repair.repair(wheel, tmp_path / "out", tools, EPOCH)
+
+
+@pytest.mark.parametrize("tag", ["linux_aarch64", "linux_x86_64"])
+def test_a_library_of_another_machine_is_refused(
+    tag: str,
+    tmp_path: Path,
+    tools: Venv,
+    make_wheel: MakeWheel,
+    make_library: MakeLibrary,
+    make_foreign: MakeLibrary,
+) -> None:
+    make = make_library if tag.endswith("aarch64") else make_foreign
+    library = make("_C.abi3.so", "int f(void) { return 1; }")
+    wheel = make_wheel({"flash_kda/_C.abi3.so": library.read_bytes()}, tag=f"cp310-abi3-{tag}")
+    with pytest.raises(PlatformError, match=r"architecture found|no ELF"):
+        repair.repair(wheel, tmp_path / "out", tools, EPOCH)
+
+
 def test_a_grafted_library_is_refused(make_wheel: MakeWheel) -> None:
     wheel = make_wheel({"flash_kda.libs/libcudart.so.13": b""})
     with pytest.raises(PlatformError, match=r"libcudart\.so\.13"):
