@@ -396,6 +396,59 @@ def _swap(old: str, new: str) -> dict[str, object]:
 
 
 DIST_INFO = f"{NAME}-{VERSION}+{LABEL}.dist-info"
+FOREIGN = TAG.replace("x86_64", "aarch64")
+
+
+def of_aarch64(library: Path, folder: Path) -> Path:
+    """A copy whose header names the other machine; all else is as it was."""
+    data = bytearray(library.read_bytes())
+    data[18:20] = (183).to_bytes(2, "little")  # e_machine: EM_AARCH64
+    folder.mkdir(exist_ok=True)
+    copy = folder / library.name
+    copy.write_bytes(data)
+    return copy
+
+
+def test_an_x86_library_in_an_aarch64_wheel(forge: Forge, tmp_path: Path) -> None:
+    plan = WheelPlan(forge.good(), filename=f"{NAME}-{VERSION}+{LABEL}-{FOREIGN}.whl", tag=FOREIGN)
+    report = judge(forge, plan.write(tmp_path))
+    assert_rejected(
+        report,
+        errors.PlatformError,
+        "machine: expected EM_AARCH64, got EM_X86_64",
+        "no ELF executable or shared library file",  # auditwheel
+    )
+
+
+def test_an_aarch64_library_in_an_x86_wheel(forge: Forge, tmp_path: Path) -> None:
+    plan = WheelPlan(of_aarch64(forge.good(), tmp_path / "library"))
+    report = judge(forge, plan.write(tmp_path))
+    assert_rejected(
+        report,
+        errors.PlatformError,
+        "machine: expected EM_X86_64, got EM_AARCH64",
+        "no ELF executable or shared library file",
+    )
+
+
+def test_a_library_alone_is_of_the_platform_that_is_named(forge: Forge, tmp_path: Path) -> None:
+    foreign = of_aarch64(forge.good(), tmp_path / "library")
+    known = {"expect": ARCHS, "cuobjdump": forge.cuobjdump, "expectations": forge.expectations()}
+    assert verify_wheel(foreign, platform="aarch64", **known).ok
+    for library, platform in ((foreign, None), (forge.good(), "aarch64")):
+        report = verify_wheel(library, platform=platform, **known)
+        assert_rejected(report, errors.PlatformError, "machine: expected")
+    with pytest.raises(errors.ConfigError, match="no platform 'arm'"):
+        verify_wheel(foreign, platform="arm", **known)
+
+
+def test_a_platform_has_rows_of_its_own(forge: Forge, tmp_path: Path) -> None:
+    plan = WheelPlan(forge.good(), filename=f"{NAME}-{VERSION}+{LABEL}-{FOREIGN}.whl", tag=FOREIGN)
+    report = judge(forge, plan.write(tmp_path), expect=None)
+    assert report.archs == matrix.load().on("aarch64").cuda_row(LABEL).archs
+    assert report.archs != matrix.load().cuda_row(LABEL).archs
+
+
 OTHER_TAG = "cp311-abi3-manylinux_2_28_x86_64"
 METADATA_FAULTS: dict[str, tuple[dict[str, object], str]] = {
     "version edited": (
@@ -929,6 +982,6 @@ def test_platform_tag_without_a_policy(good_facts: Facts, good_request: Request)
     report = judge_facts(good_facts, replace(good_request, project=project))
     assert report.exit_code == errors.PlatformError.exit_code
     assert (
-        "platform tag without a policy: expected manylinux_2_28_x86_64, got manylinux_2_39_x86_64"
-        in report.message()
+        "platform tag without a policy: expected manylinux_2_28_aarch64, manylinux_2_28_x86_64, "
+        "got manylinux_2_39_x86_64" in report.message()
     )
