@@ -29,6 +29,11 @@ class Project:
         """The oldest Python served: ``3.10`` of ``cp310``."""
         return f"{self.python_tag[2]}.{self.python_tag[3:]}"
 
+    @property
+    def platform(self) -> str:
+        """The last word of the platform tag, ``x86_64``."""
+        return self.plat.split("_", 3)[3]
+
 
 @dataclass(frozen=True)
 class CudaRow:

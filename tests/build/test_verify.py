@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from verify_artifacts import (
@@ -33,13 +34,17 @@ from verify_artifacts import (
 )
 
 from ci import errors, matrix
-from ci.verify import Report, expectations, gather, verify_wheel
+from ci.verify import Report, audits, expectations, gather, verify_wheel
 from ci.verify import judge as judge_facts
 from ci.verify.elf import read_elf
 from ci.verify.facts import Facts, Image, Library, PlatformAudit, Symbol, VersionNeed
 from ci.verify.request import Request, make_request
 from ci.verify.sass import check_contract
 
+if TYPE_CHECKING:
+    from handmade import MakeLibrary
+
+pytest_plugins = ["handmade"]
 ARCHS = "90a,100a"
 CUDA = {"nvcc": "13.0.88", "ptxas": "13.0.88"}
 CODE_90A, CODE_100A = GOOD_CODE
@@ -442,11 +447,26 @@ def test_a_library_alone_is_of_the_platform_that_is_named(forge: Forge, tmp_path
         verify_wheel(foreign, platform="arm", **known)
 
 
+def test_the_checkers_of_others_read_another_machine_s_library(make_foreign: MakeLibrary) -> None:
+    # What they must find: a function outside Python's limited API, one of torch's C++ side, two of its C shim.
+    names = ("PyUnicode_New", "_ZN3c104failEPKc", "aoti_torch_get_dim", "torch_stream_native_handle")
+    text = "".join(f"int {name}(void);\n" for name in names)
+    text += f"int f(void) {{ return {' + '.join(f'{name}()' for name in names)}; }}\n"
+    library = make_foreign("_C.abi3.so", text, "-Wl,-z,undefs")
+    assert read_elf(library).machine == "EM_AARCH64"
+    assert {symbol.name for symbol in read_elf(library).undefined} >= set(names)
+    assert audits.audit_python(library, "3.10").violations == ("PyUnicode_New (not in the limited API)",)
+    found = audits.audit_torch(library)
+    assert found.unstable == ("c10::fail(char const*)",)
+    assert (found.shims, found.minimum) == (2, "2.13.0")
+
+
 def test_a_platform_has_rows_of_its_own(forge: Forge, tmp_path: Path) -> None:
     plan = WheelPlan(forge.good(), filename=f"{NAME}-{VERSION}+{LABEL}-{FOREIGN}.whl", tag=FOREIGN)
     report = judge(forge, plan.write(tmp_path), expect=None)
     assert report.archs == matrix.load().on("aarch64").cuda_row(LABEL).archs
     assert report.archs != matrix.load().cuda_row(LABEL).archs
+    assert f"nox -s build_wheels -- --cuda {LABEL} --platform aarch64\n" in report.message() + "\n"
 
 
 OTHER_TAG = "cp311-abi3-manylinux_2_28_x86_64"
