@@ -448,7 +448,7 @@ def test_a_library_alone_is_of_the_platform_that_is_named(forge: Forge, tmp_path
 
 
 def test_the_checkers_of_others_read_another_machine_s_library(make_foreign: MakeLibrary) -> None:
-    # What they must find: a function outside Python's limited API, one of torch's C++ side, two of its C shim.
+    # To be found: a function outside Python's limited API, one of torch's C++ side, two of its C shim.
     names = ("PyUnicode_New", "_ZN3c104failEPKc", "aoti_torch_get_dim", "torch_stream_native_handle")
     text = "".join(f"int {name}(void);\n" for name in names)
     text += f"int f(void) {{ return {' + '.join(f'{name}()' for name in names)}; }}\n"
