@@ -59,7 +59,7 @@ def machine(target: Platform) -> Machine:
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     hint = f"rm -r {root}, and run the command again"
     title = f"asking for the {target.name} Python's version"
-    version = run(bare.command("-c", code), title=title, error=ToolchainError, hint=hint).split()[-1]
+    version = run(bare.command("-I", "-c", code), title=title, error=ToolchainError, hint=hint).split()[-1]
     shown = run([target.emulator, "--version"], title="asking for qemu's", error=ToolchainError, hint=hint)
     return Machine(target, root, version, shown.splitlines()[0])
 
