@@ -49,10 +49,22 @@ def tests(session: nox.Session) -> None:
     call(session, "tests")
 
 
+@nox.session
+def dsl_matrix(session: nox.Session) -> None:
+    """The CuTe DSL's kernels without a GPU, beside each version of it; ``-- --dsl 4.8.1`` for one."""
+    call(session, "dsl_matrix")
+
+
 @nox.session(venv_backend="none")
 def gpu_tests(session: nox.Session) -> None:
     """Test a wheel on its GPU beside the active Python's torch: ``-- --target sm90a --fla-path DIR``."""
     session.run("python", "-m", "ci.gpu_tests", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def fallthrough(session: nox.Session) -> None:
+    """``auto`` on a GPU that the wheel is not for: ``-- --wheel FILE --cute-path DIR --fla-path DIR``."""
+    session.run("python", "-m", "ci.fallthrough", *session.posargs)
 
 
 @nox.session

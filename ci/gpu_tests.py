@@ -213,10 +213,15 @@ def read_source(environment: Environment) -> dict[str, Any]:
 def _python(
     environment: Environment, arguments: list[str], cwd: Path, *, capture: bool
 ) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [str(environment.python), *arguments]
-    env = {**inherited, **environment.env}
+    env = variables(environment)
     return subprocess.run(command, check=False, cwd=cwd, env=env, text=True, capture_output=capture)
+
+
+def variables(environment: Environment) -> dict[str, str]:
+    """The variables of a process in `environment`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**inherited, **environment.env}
 
 
 def make_record(

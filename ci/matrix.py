@@ -83,6 +83,7 @@ class Matrix:
     archs: Mapping[str, ArchInfo]
     test_python: tuple[str, ...]
     test_torch: tuple[str, ...]
+    dsl: tuple[str, ...]
     emits: Mapping[str, frozenset[arch.Target]]
 
     def on(self, platform: str) -> Matrix:
@@ -131,8 +132,9 @@ def load(path: Path | None = None) -> Matrix:
     python = test.texts("python", r"3\.[0-9]+", "Python versions such as '3.10'")
     torch = test.texts("torch", r"[0-9]+\.[0-9]+\.[0-9]+", "torch versions such as '2.13.0'")
     test.done()
+    dsl = _read_dsl(top)
     top.done()
-    matrix = Matrix(project, rows, others, archs, python, torch, emits)
+    matrix = Matrix(project, rows, others, archs, python, torch, dsl, emits)
     _check_floors(source.name, matrix)
     return matrix
 
@@ -168,6 +170,20 @@ def _read_project(top: Table) -> Project:
     )
     reader.done()
     return project
+
+
+def dsl_lock(version: str) -> str:
+    """Name of the lock of one version of the CuTe DSL, for ``ci.venv``."""
+    return f"cute-{version}"
+
+
+def _read_dsl(top: Table) -> tuple[str, ...]:
+    reader = top.table("dsl")
+    versions = reader.texts("versions", r"[0-9]+\.[0-9]+\.[0-9]+", "DSL versions such as '4.8.1'")
+    reader.done()
+    if list(versions) != sorted(set(versions), key=_version):
+        raise reader.fail("versions", "versions without repeats, oldest first", list(versions))
+    return versions
 
 
 def _read_rows(top: Table, emits: Mapping[str, frozenset[arch.Target]]) -> tuple[CudaRow, ...]:

@@ -1,5 +1,6 @@
 """Refreshes the locks in ``ci/requirements`` from the ``.in`` files: ``python -m ci.update [NAME ...]``.
 
+The versions of the CuTe DSL in ``ci/matrix.toml`` have a lock each and no ``.in`` file.
 One resolution serves every Python from the oldest of the matrix on, with the hash of each file.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from ci import matrix, venv
@@ -15,9 +17,16 @@ from ci.errors import ConfigError, ToolchainError, run_cli
 from ci.process import run
 
 
-def inputs(names: list[str], folder: Path = venv.REQUIREMENTS) -> list[Path]:
+def write_dsl_inputs(versions: tuple[str, ...], folder: Path) -> None:
+    """The ``.in`` file of each version of the DSL. cu13: a compiler that knows every architecture; without
+    it, CUDA 12.9's."""
+    for version in versions:
+        (folder / f"{matrix.dsl_lock(version)}.in").write_text(f"nvidia-cutlass-dsl[cu13]=={version}\n")
+
+
+def inputs(names: list[str], *folders: Path) -> list[Path]:
     """The ``.in`` files of `names` (default: all); ConfigError naming those there are."""
-    every = {path.stem: path for path in sorted(folder.glob("*.in"))}
+    every = {path.stem: path for folder in folders for path in sorted(folder.glob("*.in"))}
     unknown = sorted(set(names) - set(every))
     if unknown:
         raise ConfigError(f"no ci/requirements/{unknown[0]}.in; expected one of {', '.join(every)}.")
@@ -25,9 +34,10 @@ def inputs(names: list[str], folder: Path = venv.REQUIREMENTS) -> list[Path]:
 
 
 def refresh(source: Path, tools: venv.Venv, oldest: str) -> None:
-    """Write the lock of one ``.in`` file beside it."""
+    """Write the lock of one ``.in`` file."""
+    lock = venv.REQUIREMENTS / f"{source.stem}.txt"
     command = [str(tools.bin / "uv"), "pip", "compile", "--universal", "--generate-hashes", "--upgrade"]
-    command += ["--python-version", oldest, source.name, "-o", source.with_suffix(".txt").name]
+    command += ["--python-version", oldest, source.name, "-o", str(lock)]
     title, hint = f"locking {source.name}", "read which two requirements disagree, and change one"
     env = {**os.environ, "UV_CUSTOM_COMPILE_COMMAND": "nox -s update"}
     run(command, title=title, error=ToolchainError, hint=hint, cwd=source.parent, env=env)
@@ -40,10 +50,11 @@ def main() -> int:
     )
     parser.add_argument("name", nargs="*", help="for example build (default: all)")
     given = parser.parse_args()
-    oldest = matrix.load().project.python
-    tools = venv.locked("update")
-    for source in inputs(given.name):
-        refresh(source, tools, oldest)
+    loaded, tools = matrix.load(), venv.locked("update")
+    with tempfile.TemporaryDirectory(prefix="flash-kda-locks-") as scratch:
+        write_dsl_inputs(loaded.dsl, Path(scratch))
+        for source in inputs(given.name, venv.REQUIREMENTS, Path(scratch)):
+            refresh(source, tools, loaded.project.python)
     return 0
 
 

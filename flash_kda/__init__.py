@@ -1,4 +1,4 @@
-"""FlashKDA: the forward of Kimi Delta Attention on NVIDIA GPUs, with a reference backend for any device.
+"""FlashKDA: the forward of Kimi Delta Attention on NVIDIA GPUs, with slower backends for other devices.
 
 Importing needs no GPU and no compiled library. Without a usable torch the import still succeeds, so that
 ``python -m flash_kda`` can say what is wrong; the calls then raise ImportError.
@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from ._version import __version__
-from .dispatch import Unavailable
+from .dispatch import Unavailable, is_backend_supported
 
 try:
+    from ._explain import explain
     from .interface import flash_kda_func, flash_kda_qkvpacked_func, flash_kda_varlen_func, fwd
 except Exception as _error:  # torch is absent, half installed, too old, or its own libraries do not load
     _torch_error: Exception | None = _error
@@ -21,10 +22,12 @@ else:
 __all__ = [
     "Unavailable",
     "__version__",
+    "explain",
     "flash_kda_func",
     "flash_kda_qkvpacked_func",
     "flash_kda_varlen_func",
     "fwd",
+    "is_backend_supported",
 ]
 
 

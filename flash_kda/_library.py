@@ -68,8 +68,16 @@ def build_record(path: Path = BUILD_RECORD) -> dict[str, Any] | None:
     """The JSON record the build left in the wheel; None without one (source tree, CPU-only install) and for a
     damaged one."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return parse_record(path.read_bytes())
+    except OSError:
+        return None
+
+
+def parse_record(data: bytes) -> dict[str, Any] | None:
+    """A build record from its bytes, None for a damaged one."""
+    try:
+        record = json.loads(data.decode())
+    except (ValueError, RecursionError):
         return None
     return record if _well_formed(record) else None
 

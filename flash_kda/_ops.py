@@ -3,7 +3,7 @@
 The compiled library defines ``flash_kda::fwd`` and its CUDA kernel. Without it the same schema is defined
 here, so that CPU and meta tensors, ``torch.compile`` and ``torch.export`` work on any machine.
 ``fwd_reference`` is the reference backend as an operator of its own, for devices where ``fwd`` means the
-kernels.
+kernels; ``fwd_cute_dsl`` and ``fwd_fla`` are theirs, for tracing, which cannot see through them.
 
 ``lower_bound`` is a float in both: 0.0 stands for the softplus gate (a bounded gate at 0 would never decay).
 ``segment_tokens`` is an int in both: -1 stands for None.
@@ -11,13 +11,14 @@ kernels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from . import _library
-from .backends import reference
+from .backends import cute_dsl, fla, reference
 from .checks import check_fwd, check_segment_tokens
 
 NAMESPACE = "flash_kda"
@@ -54,15 +55,25 @@ def _fake(
     check_segment_tokens(None if segment_tokens == reference.CHOSEN_SEGMENTS else segment_tokens)
 
 
-def _compute(*arguments: Any) -> None:
-    """Checks again (a compiled graph comes without the checks of addresses and contents), then computes."""
-    _fake(*arguments)
-    with torch.no_grad():
-        reference.compute(*arguments)
+def _checked(compute: Callable[..., None]) -> Callable[..., None]:
+    """An operator's body: checks again (a compiled graph comes without the checks of addresses and contents),
+    then computes."""
+
+    def body(*arguments: Any) -> None:
+        _fake(*arguments)
+        with torch.no_grad():
+            compute(*arguments)
+
+    return body
 
 
 _MARK = "_registered_by_python"  # attribute of torch.ops.flash_kda, which outlives a reload of this package
-_KERNELS = {"fwd": "CPU", "fwd_reference": "CompositeExplicitAutograd"}
+_KERNELS = {
+    "fwd": ("CPU", reference.compute),
+    "fwd_reference": ("CompositeExplicitAutograd", reference.compute),
+    "fwd_cute_dsl": ("CompositeExplicitAutograd", cute_dsl.compute),
+    "fwd_fla": ("CompositeExplicitAutograd", fla.compute),
+}
 
 
 def _register() -> tuple[Any, frozenset[str]]:
@@ -76,7 +87,8 @@ def _register() -> tuple[Any, frozenset[str]]:
     for name in free:
         library.define(name + ARGUMENTS, tags=(torch.Tag.pt2_compliant_tag,))
     for name in compiled | free:
-        library.impl(name, _compute, _KERNELS[name])
+        key, compute = _KERNELS[name]
+        library.impl(name, _checked(compute), key)
         torch.library.register_fake(f"{NAMESPACE}::{name}", _fake, lib=library)
         # Only the forward exists. Without this, torch hangs a warning node on the tensors written in place.
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")

@@ -4,43 +4,54 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import os
 import platform
 import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from . import _library, dispatch, fatbin
+from . import _library, arch, dispatch, fatbin
 from ._version import __version__
-from .dispatch import DeviceFacts, Facts, LibraryFacts, Refusal, Request
+from .dispatch import DeviceFacts, LibraryFacts, Refusal, Verdict
+from .reasons import NO_DEVICE, UNKNOWN_BACKEND, dotted
 
 SCHEMA = 1
 DISTRIBUTION = "flash-kda"
 IMPORT_NAME = "flash_kda"
 RIVALS = ("tokenspeed-flashkda",)  # known to install an import package of our name
 NO_TORCH = "no_torch"
+NO_RECORD = f"the library came without a usable {_library.BUILD_RECORD.name}; reinstall."
+
+_Answer = TypeVar("_Answer", Refusal, Verdict)
 
 _KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU: torch's name of the device, the product, the compute capability."""
+    """One GPU: torch's name of the device, the product, the compute capability, whether AMD made it."""
 
     device: str
     name: str
     capability: str
+    hip: bool = False
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which backend ``auto`` runs on a device, and why the others do not."""
+    """Which backend runs a call that names none; why those asked before it do not; what each one says.
+
+    ``asked``: ``auto``, or what ``FLASH_KDA_BACKEND`` puts in its place.
+    """
 
     device: str
     backend: str | None
     refusals: tuple[Refusal, ...]
+    trace: tuple[Verdict, ...] = ()
+    asked: str = dispatch.AUTO
 
 
 @dataclass(frozen=True)
@@ -156,8 +167,9 @@ def torch_gpus(torch: Any) -> tuple[Gpu, ...]:
         return ()
     found = []
     for index in range(torch.cuda.device_count()):
-        major, minor = torch.cuda.get_device_capability(index)
-        found.append(Gpu(f"cuda:{index}", torch.cuda.get_device_name(index), f"{major}.{minor}"))
+        capability = dotted(torch.cuda.get_device_capability(index))
+        name = torch.cuda.get_device_name(index)
+        found.append(Gpu(f"cuda:{index}", name, capability, torch.version.hip is not None))
     return tuple(found)
 
 
@@ -171,33 +183,63 @@ def driver_gpus() -> tuple[str, ...]:
     return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
 
 
-def _choice(device: DeviceFacts, library: dict[str, Any]) -> Choice:
-    if library["code"] == NO_TORCH:
-        refusals = tuple(Refusal(name, NO_TORCH, "torch did not import") for name in dispatch.ORDER)
-        return Choice(device.name, None, refusals)
-    facts = Facts(device, LibraryFacts(library["code"], library["text"], _library.built_choices()))
-    decision = dispatch.decide(facts, Request())
-    return Choice(device.name, decision.backend, tuple(_without_tensors(r) for r in decision.refusals))
+def _label(device: DeviceFacts) -> str:
+    """The device in words; one that need not be here has no index."""
+    if device.capability is None or device.index is not None:
+        return device.name
+    return f"compute capability {dotted(device.capability)}"
 
 
-def _without_tensors(refusal: Refusal) -> Refusal:
+def _without_torch(device: DeviceFacts) -> Choice:
+    verdicts = tuple(
+        Verdict(name, dispatch.AVAILABILITY, NO_TORCH, "torch did not import") for name in dispatch.ORDER
+    )
+    return Choice(_label(device), None, tuple(Refusal(v.backend, v.code, v.text) for v in verdicts), verdicts)
+
+
+def choice_on(device: DeviceFacts, library: LibraryFacts, has_torch: bool) -> Choice:
+    """What a call that names no backend runs on a device, with the library given."""
+    if not has_torch:
+        return _without_torch(device)
+    from . import _select  # needs torch
+
+    facts = _select.facts_for(device, library, {})
+    request = _select.request(
+        dispatch.AUTO,
+        os.environ.get(dispatch.ENV),
+        dispatch.CUDA_HEAD_DIM,
+        dispatch.CUDA_HEAD_DIM,
+        dispatch.BOUNDED,
+    )
+    decision = dispatch.decide(facts, request)
+    return Choice(
+        _label(device),
+        decision.backend,
+        tuple(_without_tensors(refusal) for refusal in decision.refusals),
+        tuple(_without_tensors(verdict) for verdict in dispatch.trace(facts, request)),
+        request.backend,
+    )
+
+
+def _without_tensors(answer: _Answer) -> _Answer:
     # The decision words its refusal for a call, by the device of its tensors; a report has no tensors.
-    if refusal.code != dispatch.NO_DEVICE:
-        return refusal
-    return replace(refusal, text="no GPU that torch can use")
+    if answer.code != NO_DEVICE:
+        return answer
+    return replace(answer, text="no GPU that torch can use")
 
 
 def choices(gpus: tuple[Gpu, ...], library: dict[str, Any]) -> tuple[Choice, ...]:
     """What ``auto`` runs on each GPU, or on the CPU when there is none, for a bf16 call with K = V = 128."""
-    devices = [DeviceFacts("cpu")]
-    if gpus:
-        devices = [DeviceFacts("cuda", int(gpu.device.split(":")[1]), _capability(gpu)) for gpu in gpus]
-    return tuple(_choice(device, library) for device in devices)
+    built, _ = arch.parse_list(",".join(library["built"]))
+    facts = LibraryFacts(library["code"], library["text"], tuple(built))
+    devices = [device_of(gpu) for gpu in gpus] or [DeviceFacts("cpu")]
+    return tuple(choice_on(device, facts, library["code"] != NO_TORCH) for device in devices)
 
 
-def _capability(gpu: Gpu) -> tuple[int, int]:
-    major, minor = gpu.capability.split(".")
-    return int(major), int(minor)
+def device_of(gpu: Gpu) -> DeviceFacts:
+    """A GPU of the report as the decision sees it."""
+    capability = arch.parse_capability(gpu.capability)
+    return DeviceFacts("cuda", int(gpu.device.split(":")[1]), capability, gpu.hip)
 
 
 def _normal(name: str) -> str:
@@ -282,7 +324,7 @@ def library_problems(library: dict[str, Any], record: dict[str, Any] | None) -> 
     if library["code"] != _library.LOADED:
         problems.append(library["text"])
     elif record is None:
-        problems.append(f"the library came without a usable {_library.BUILD_RECORD.name}; reinstall.")
+        problems.append(NO_RECORD)
     if library["images_error"]:
         return [*problems, f"the device images of the library cannot be read: {library['images_error']}"]
     holds = {image["target"] for image in library["images"] if image["kind"] == "elf"}
@@ -292,12 +334,16 @@ def library_problems(library: dict[str, Any], record: dict[str, Any] | None) -> 
         base = str(library["version"]).split("+")[0]
         if base != __version__:
             problems.append(f"the library is of version {base}, the package of {__version__}; reinstall.")
-    for who, names in claims.items():
-        if names is not None and {name.removesuffix("+PTX") for name in names} != holds:
-            problems.append(
-                f"{who} names the architectures {sorted(names)}, the file holds {sorted(holds)}; reinstall."
-            )
-    return problems
+    return problems + architecture_problems(claims, holds)
+
+
+def architecture_problems(claims: dict[str, Any], holds: set[str]) -> list[str]:
+    """Lists of architectures, by who gives them, that are not what the file holds."""
+    return [
+        f"{who} names the architectures {sorted(names)}, the file holds {sorted(holds)}; reinstall."
+        for who, names in claims.items()
+        if names is not None and {name.removesuffix("+PTX") for name in names} != holds
+    ]
 
 
 def device_problems(gpus: tuple[Gpu, ...], torch_info: dict[str, Any], made: tuple[Choice, ...]) -> list[str]:
@@ -313,6 +359,9 @@ def device_problems(gpus: tuple[Gpu, ...], torch_info: dict[str, Any], made: tup
             "install a CUDA build of torch that the driver can run, or unset CUDA_VISIBLE_DEVICES."
         )
     for choice in made:
+        problems += [r.text for r in choice.refusals if r.code == UNKNOWN_BACKEND]
+        if choice.asked != dispatch.AUTO:
+            continue  # as the user wants it
         if choice.device.startswith("cuda") and choice.backend == dispatch.REFERENCE:
             why = "; ".join(f"{refusal.backend}: {refusal.text}" for refusal in choice.refusals)
             problems.append(f"{choice.device} is left to the slow reference backend. {why}")

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from . import _library, dispatch
-from .dispatch import Decision, DeviceFacts, Facts, LibraryFacts, Request, Unavailable
+from . import _library, backends, dispatch, dsl, fla_install
+from .arch import Capability
+from .dispatch import Decision, DeviceFacts, Facts, LibraryFacts, Refusal, Request, Unavailable
+from .reasons import IMPORT_ERROR, Reason, is_availability
 
 logger = logging.getLogger("flash_kda")
-_warned: set[tuple[str, str, str]] = set()
+_warned: set[tuple[str, str]] = set()
+
+# Backends whose code is imported when they first win, by what they need: a package that is there and does not
+# import is one that is not available.
+_LOADERS: dict[str, Callable[[], object]] = {
+    dispatch.CUTE_DSL: backends.cute_dsl.load,
+    dispatch.FLA: backends.fla.load,
+}
 
 
 def library_facts() -> LibraryFacts:
@@ -24,45 +35,122 @@ def device_facts(device_type: str, index: int | None) -> DeviceFacts:
     """A device as the decision sees it; reads the compute capability of that very device."""
     if device_type != "cuda":
         return DeviceFacts(device_type, index)
-    return DeviceFacts(device_type, index, torch.cuda.get_device_capability(index))
+    capability = torch.cuda.get_device_capability(index)
+    return DeviceFacts(device_type, index, capability, torch.version.hip is not None)
+
+
+def first_device() -> Capability | None:
+    """Capability of CUDA device 0, the one that the DSL looks at when it is not told a target."""
+    return torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
+
+
+def facts_for(device: DeviceFacts, library: LibraryFacts, broken: Mapping[str, Reason]) -> Facts:
+    """The facts of this process; the DSL and flash-linear-attention are looked for when asked."""
+    cc = None if device.hip else device.capability
+    return Facts(device, library, lambda: dsl.facts(first_device), lambda: fla_install.reason(cc), broken)
+
+
+def _decide(device: DeviceFacts, request: Request) -> Decision:
+    """The decision, with the winner's code imported."""
+    library, broken = library_facts(), dict[str, Reason]()
+    while True:
+        decision = dispatch.decide(facts_for(device, library, broken), request)
+        if decision.backend not in _LOADERS:
+            return decision
+        try:
+            _LOADERS[decision.backend]()
+        except Exception as error:  # of an import: Triton raises RuntimeError, the DSL what its drivers say
+            text = f"it is installed and does not import ({type(error).__name__}: {error}); reinstall it"
+            broken[decision.backend] = Reason(IMPORT_ERROR, text, error)
+        else:
+            return decision
+
+
+def _warn(key: tuple[str, str], text: str, *values: object) -> None:
+    if key not in _warned:
+        _warned.add(key)
+        logger.warning(text, *values)
+
+
+def _why(refusals: Iterable[Refusal]) -> str:
+    return "; ".join(f"{refusal.backend}: {refusal.code}: {refusal.text}" for refusal in refusals)
+
+
+def _warn_slow(refusals: tuple[Refusal, ...], device: DeviceFacts) -> None:
+    _warn(
+        (dispatch.REFERENCE, device.name),
+        "calls on %s run on the slow reference backend: %s. "
+        "(To give them back to flash-linear-attention's own kernels, set FLA_FLASH_KDA=0.)",
+        device.name,
+        _why(refusals),
+    )
 
 
 def _report(decision: Decision, device: DeviceFacts) -> None:
-    """One INFO line for the winner; one warning for each reason a GPU is left to the slow backend."""
+    """One INFO line for the winner; once a winner and GPU, one warning: of the faster backends that were
+    written for the GPU and that this install does not deliver, or that it is left to the slow one."""
     for refusal in decision.refusals:
         logger.debug(
             "backend %s refused on %s: %s: %s", refusal.backend, device.name, refusal.code, refusal.text
         )
     logger.info("backend %s runs on %s", decision.backend, device.name)
-    if device.type != "cuda" or decision.backend != dispatch.REFERENCE:
+    if device.type != "cuda":
         return
-    for refusal in decision.refusals:
-        key = (refusal.backend, refusal.code, device.name)
-        if key not in _warned:
-            _warned.add(key)
-            logger.warning(
-                "calls on %s run on the slow reference backend: backend %s: %s. "
-                "(To give them back to flash-linear-attention's own kernels, set FLA_FLASH_KDA=0.)",
-                device.name,
-                refusal.backend,
-                refusal.text,
-            )
+    skipped = [refusal for refusal in decision.refusals if is_availability(refusal.code)]
+    if skipped and decision.backend is not None:
+        _warn(
+            (decision.backend, device.name),
+            "backend %s runs on %s, since what is faster is not available here: %s",
+            decision.backend,
+            device.name,
+            _why(skipped),
+        )
+    elif decision.backend == dispatch.REFERENCE:
+        _warn_slow(decision.refusals, device)
+
+
+def request(backend: str, pin: str | None, head_k: int, head_v: int, gate: str) -> Request:
+    """The request of a call: where it says ``auto``, ``FLASH_KDA_BACKEND`` speaks."""
+    named = (pin or "").strip() if backend == dispatch.AUTO else ""
+    return Request(named or backend, head_k, head_v, gate, pinned=bool(named))
+
+
+# Decisions for the kernels in the wheel, which come first: no variable of the DSL changes them.
+_settled: dict[tuple[str, int | None, tuple[str, str | None, int, int, str]], Decision] = {}
 
 
 @functools.lru_cache(maxsize=256)
-def _select(device_type: str, index: int | None, request: Request) -> Decision:
-    device = device_facts(device_type, index)
-    decision = dispatch.decide(Facts(device, library_facts()), request)
-    if request.backend == dispatch.AUTO and decision.backend is not None:
+def _select(
+    device_type: str,
+    index: int | None,
+    call: tuple[str, str | None, int, int, str],
+    dsl_pin: str | None,
+) -> Decision:
+    device, wanted = device_facts(device_type, index), request(*call)
+    decision = _decide(device, wanted)
+    if wanted.backend == dispatch.AUTO and decision.backend is not None:
         _report(decision, device)
+    if decision.backend == dispatch.CUDA:
+        _settled[device_type, index, call] = decision
     return decision
+
+
+def _selected(
+    backend: str, device_type: str, index: int | None, head_k: int, head_v: int, gate: str
+) -> Decision:
+    # The variables are part of the key: a call sees what they say now. (What the DSL makes of its own after
+    # it was imported is for dsl.pinned to know.) Reading one takes a microsecond, so only where it counts.
+    pin = os.environ.get(dispatch.ENV) if backend == dispatch.AUTO else None
+    call = (backend, pin, head_k, head_v, gate)
+    decision = _settled.get((device_type, index, call))
+    return decision or _select(device_type, index, call, os.environ.get(dsl.ENV))
 
 
 def select(
     backend: str, device_type: str, index: int | None, head_k: int, head_v: int, gate: str
 ) -> str | None:
     """Name of the backend for a call, None when none can run it; cached."""
-    return _select(device_type, index, Request(backend, head_k, head_v, gate)).backend
+    return _selected(backend, device_type, index, head_k, head_v, gate).backend
 
 
 def unavailable(
@@ -70,8 +158,12 @@ def unavailable(
 ) -> Unavailable:
     """The error for a call that ``select`` found no backend for. The caller raises it: what a call folded to
     a constant raises itself reaches the user as an internal error of torch.compile."""
-    decision = _select(device_type, index, Request(backend, head_k, head_v, gate))
-    return Unavailable(backend, DeviceFacts(device_type, index).name, decision.refusals)
+    decision = _selected(backend, device_type, index, head_k, head_v, gate)
+    device = device_facts(device_type, index)
+    wanted = request(backend, os.environ.get(dispatch.ENV), head_k, head_v, gate)
+    error = Unavailable(wanted.backend, device.name, decision.refusals, device.capability, wanted.pinned)
+    error.__cause__ = decision.cause
+    return error
 
 
 def explanation(
@@ -88,6 +180,9 @@ vars(explanation)["_dynamo_marked_constant"] = True
 
 
 def reset() -> None:
-    """Forgets decisions and warnings, for tests."""
+    """Forgets decisions, warnings and what was found installed, for tests."""
     _select.cache_clear()
+    _settled.clear()
     _warned.clear()
+    dsl.reset()
+    fla_install.reset()

@@ -89,6 +89,10 @@ KERNEL_TARGETS: tuple[KernelTarget, ...] = (
 )
 
 
+# Devices that the kernels compiled at run time (flash_kda/cute) were written for.
+CUTE_DSL_CAPABILITIES: tuple[Capability, ...] = ((9, 0), (10, 0), (10, 3), (10, 7), (12, 0), (12, 1))
+
+
 @dataclass(frozen=True)
 class Problem:
     """Why one item of a request (or one GPU) cannot be served; ``code`` is stable, ``text`` is for people."""
@@ -234,6 +238,31 @@ def parse_list(value: str) -> tuple[list[Choice], list[Problem]]:
     targets = {item.target for item in parsed if isinstance(item, Choice)}
     choices = [Choice(target, target in with_ptx) for target in sorted(targets)]
     return choices, [item for item in parsed if isinstance(item, Problem)]
+
+
+_CAPABILITY = re.compile(r"([1-9][0-9]?)\.([0-9])")
+
+
+def parse_capability(value: object) -> Capability:
+    """Read a compute capability: ``(9, 0)``, ``"9.0"`` or ``9.0``.
+
+    Raises:
+        TypeError: another type.
+        ValueError: not a capability.
+    """
+    takes = 'takes a compute capability such as "9.0" or (9, 0)'
+    if isinstance(value, (tuple, list)):
+        if not all(type(part) is int for part in value):  # bool is an int to Python
+            raise TypeError(f"capability={value!r}: {takes}")
+        text = ".".join(map(str, value))
+    elif isinstance(value, (str, float)):
+        text = str(value).strip()
+    else:
+        raise TypeError(f"capability={value!r}: {takes}")
+    match = _CAPABILITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"capability={value!r}: {takes}")
+    return int(match[1]), int(match[2])
 
 
 # ---- resolver ----------------------------------------------------------------------------------------------

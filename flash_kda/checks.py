@@ -220,7 +220,8 @@ def _check_shapes(call: _Call, s: Sizes) -> None:
 
 
 def _vectorised(tensor: Tensor) -> bool:
-    """Whether rows are read 16 bytes at a time; other head dimensions run on the reference backend only."""
+    """Whether rows are read 16 bytes at a time; the CUDA kernels take no other head
+    dimensions, and the other backends read element by element."""
     return tensor.dim() == 4 and (tensor.shape[-1] * tensor.element_size()) % ROW_BYTES == 0
 
 
@@ -464,3 +465,156 @@ def check_fwd(
         _check_addresses(call, present)
         _check_cu_seqlens_contents(cu_seqlens, sizes.T)
     return sizes
+
+
+# ---- the short way -----------------------------------------------------------------------------------------
+# check_fwd takes longer than the launch of a kernel. Nearly every call is right in the plainest way, and that
+# is seen here at a fraction of the price, for which this is written out rather than in words of its own.
+# Whatever it is not sure of, check_fwd decides and puts in words.
+
+
+class _NotPlain(Exception):
+    """Only check_fwd can tell."""
+
+
+_Spans = list[tuple[int, int]]  # the bytes [start, stop) of tensors
+
+
+def _quick_numbers(scale: Any, lower_bound: Any) -> bool:
+    return (scale is None or (type(scale) is float and -_SCALE_MAX <= scale <= _SCALE_MAX)) and (
+        lower_bound is None or (type(lower_bound) is float and -5.0 <= lower_bound < 0.0)
+    )
+
+
+def _quick_kinds(tensors: tuple[Any, ...], device: int) -> bool:
+    """Plain tensors of one device, none of which wants a gradient."""
+    grad = torch.is_grad_enabled()
+    for t in tensors:
+        if t is not None and (
+            type(t) not in _PLAIN or t.get_device() != device or (grad and t.requires_grad)
+        ):
+            return False
+    return True
+
+
+def _row_span(tensor: Tensor, size: int) -> tuple[int, int]:
+    """The bytes of a tensor that is read by rows of ROW_BYTES; contiguous, there are ``size``."""
+    start = tensor.data_ptr()
+    if start == 0 or start % ROW_BYTES:
+        raise _NotPlain
+    if tensor.is_contiguous():
+        return start, start + size
+    *outer, last = tensor.stride()
+    if last != 1 or any(stride % ROW_BYTES for stride in outer):
+        raise _NotPlain
+    return start, start + _extent(tensor)
+
+
+def _parameter_spans(A_log: Any, dt_bias: Any, cu_seqlens: Any, s: Sizes) -> _Spans:
+    spans = []
+    for t, numel, shape in ((A_log, s.HV, (s.HV,)), (dt_bias, s.HV * s.K, (s.HV, s.K))):
+        if t is not None:
+            if t.dtype is not torch.float32 or not t.is_contiguous() or t.shape not in (shape, (numel,)):
+                raise _NotPlain
+            start = t.data_ptr()
+            spans.append((start, start + 4 * numel))
+    if cu_seqlens is not None:
+        ok = cu_seqlens.dtype in _INDEX and cu_seqlens.dim() == 1 and cu_seqlens.is_contiguous()
+        if not ok or s.B != 1 or s.N < 1:
+            raise _NotPlain
+        start = cu_seqlens.data_ptr()
+        spans.append((start, start + 8 * s.N + 8))
+    return spans
+
+
+def _state_span(state: Tensor, s: Sizes) -> tuple[int, int]:
+    start, dtype = state.data_ptr(), state.dtype
+    if (
+        (dtype is not torch.float32 and dtype is not torch.bfloat16)
+        or state.shape != (s.N, s.HV, s.V, s.K)
+        or start == 0
+        or start % ROW_BYTES
+        or not state.is_contiguous()
+    ):
+        raise _NotPlain
+    return start, start + s.N * s.HV * s.V * s.K * (4 if dtype is torch.float32 else 2)
+
+
+def _input_spans(q: Any, k: Any, v: Any, g: Any, beta: Any, s: Sizes) -> _Spans:
+    B, T, H, HV, K, V, _ = s
+    if not (
+        k.shape == q.shape
+        and v.shape == (B, T, HV, V)
+        and g.shape == (B, T, HV, K)
+        and beta.shape == (B, T, HV)
+        and q.dtype is k.dtype is v.dtype is g.dtype is beta.dtype is torch.bfloat16
+        and beta.is_contiguous()
+        and not (HV % H or K % ROW_BYTES or V % ROW_BYTES)
+    ):
+        raise _NotPlain
+    key, row, start = 2 * B * T * H * K, 2 * B * T * HV, beta.data_ptr()
+    return [
+        _row_span(q, key),
+        _row_span(k, key),
+        _row_span(v, row * V),
+        _row_span(g, row * K),
+        (start, start + row),
+    ]
+
+
+def _apart(written: _Spans, read: _Spans) -> bool:
+    """Whether nothing that is written lies in what is read, or in another."""
+    for index, (start, stop) in enumerate(written):
+        for first, last in read:
+            if first < stop and start < last:
+                return False
+        for first, last in written[:index]:
+            if first < stop and start < last:
+                return False
+    return True
+
+
+def quick_sizes(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    scale: Any,
+    out: Any,
+    A_log: Any,
+    dt_bias: Any,
+    lower_bound: Any,
+    initial_state: Any,
+    final_state: Any,
+    cu_seqlens: Any,
+) -> Sizes | None:
+    """What ``check_fwd`` returns, for a call that is plainly right; None where only that one can tell.
+
+    Not while tracing: it reads addresses.
+    """
+    tensors = (q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens)
+    try:
+        device = q.get_device()
+        if device < 0 and cu_seqlens is not None:  # on the CPU its contents are read
+            return None
+        if not _quick_numbers(scale, lower_bound) or not _quick_kinds(tensors, device):
+            return None
+        B, T, H, K = q.shape
+        _, _, HV, V = v.shape
+        s = Sizes(B, T, H, HV, K, V, B if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+        if out.shape != v.shape or out.dtype is not torch.bfloat16 or not out.is_contiguous():
+            return None
+        read = _input_spans(q, k, v, g, beta, s) + _parameter_spans(A_log, dt_bias, cu_seqlens, s)
+        written = [_row_span(out, 2 * B * T * HV * V)]
+        if initial_state is not None and initial_state is not final_state:  # it may be that itself
+            read.append(_state_span(initial_state, s))
+        if final_state is not None:
+            written.append(_state_span(final_state, s))
+        if not torch.is_inference_mode_enabled() and (
+            out.is_inference() or (final_state is not None and final_state.is_inference())
+        ):
+            return None
+        return s if _apart(written, read) else None
+    except Exception:  # no tensor, no address, no stride: whatever it was, check_fwd has words for it
+        return None

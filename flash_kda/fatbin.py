@@ -53,7 +53,9 @@ class Image:
 
 
 @dataclass(frozen=True)
-class _Section:
+class Section:
+    """An ELF section: its name, its type, and the bytes of the file it takes."""
+
     name: bytes
     kind: int
     offset: int
@@ -77,7 +79,8 @@ def _section_headers(data: bytes) -> tuple[list[tuple[int, ...]], int]:
     return headers, names
 
 
-def _sections(data: bytes) -> list[_Section]:
+def sections(data: bytes) -> list[Section]:
+    """The sections of a 64-bit little-endian ELF file; FatbinError when it is cut short."""
     headers, names = _section_headers(data)
     strings = headers[names][4]
     found = []
@@ -85,7 +88,7 @@ def _sections(data: bytes) -> list[_Section]:
         end = data.find(b"\0", strings + name_at)
         if end < 0 or (kind != _SECTION_NOBITS and offset + size > len(data)):
             raise FatbinError(f"a section reaches past the end of the file ({len(data)} bytes)")
-        found.append(_Section(data[strings + name_at : end], kind, offset, size))
+        found.append(Section(data[strings + name_at : end], kind, offset, size))
     return found
 
 
@@ -140,14 +143,20 @@ def _blocks(data: bytes) -> list[bytes]:
     if data[:4] != _ELF_MAGIC or data[4:6] != _ELF64_LITTLE:
         start = data[:6].hex() or "nothing"
         raise FatbinError(f"not a 64-bit little-endian ELF file nor a fat binary: starts with {start}")
-    sections = _sections(data)
-    if any(s.name == RELOCATABLE_SECTION and s.size for s in sections):
+    found = sections(data)
+    if any(s.name == RELOCATABLE_SECTION and s.size for s in found):
         raise FatbinError("holds relocatable device code (__nv_relfatbin), which this reader does not know")
     return [
-        data[s.offset : s.offset + s.size]
-        for s in sections
-        if s.name == SECTION and s.kind != _SECTION_NOBITS
+        data[s.offset : s.offset + s.size] for s in found if s.name == SECTION and s.kind != _SECTION_NOBITS
     ]
+
+
+def images_in(data: bytes, name: str) -> list[Image]:
+    """``images`` of a file's contents; ``name`` is what messages call it."""
+    try:
+        return [image for block in _blocks(data) for image in _walk(block)]
+    except FatbinError as error:
+        raise FatbinError(f"{name}: {error}") from None
 
 
 def images(path: str | Path) -> list[Image]:
@@ -159,8 +168,4 @@ def images(path: str | Path) -> list[Image]:
         FatbinError: anything the layout above does not describe.
         OSError: the file cannot be read.
     """
-    data = Path(path).read_bytes()
-    try:
-        return [image for block in _blocks(data) for image in _walk(block)]
-    except FatbinError as error:
-        raise FatbinError(f"{path}: {error}") from None
+    return images_in(Path(path).read_bytes(), str(path))

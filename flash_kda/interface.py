@@ -7,16 +7,39 @@ from torch import Tensor
 
 from . import _ops  # noqa: F401  (registers the operators)
 from ._select import explanation, select, unavailable
-from .backends import cuda, reference
-from .checks import check_backend, check_fwd, check_packed, check_segment_tokens, check_sources
-from .dispatch import BOUNDED, CUDA, CUDA_HEAD_DIM, SOFTPLUS
+from .backends import cuda, cute_dsl, fla, reference
+from .checks import (
+    check_backend,
+    check_fwd,
+    check_packed,
+    check_segment_tokens,
+    check_sources,
+    quick_sizes,
+)
+from .dispatch import (
+    BOUNDED,
+    CUDA,
+    CUDA_HEAD_DIM,
+    CUTE_DSL,
+    FLA,
+    FLA_HEAD_K_MAX,
+    FLA_HEAD_MIN,
+    REFERENCE,
+    SOFTPLUS,
+    TRACED_HEAD,
+    TRACED_OTHER_HEAD,
+)
+
+_BACKENDS = {CUDA: cuda, CUTE_DSL: cute_dsl, FLA: fla, REFERENCE: reference}
 
 
 def _head_size(size: int) -> int:
-    """A Python int for the decision; a traced dynamic size becomes a guard and, when it is not 128, 0."""
+    """A Python int for the decision; a traced size, which may be dynamic, becomes guards and their answer."""
+    if size == CUDA_HEAD_DIM:
+        return CUDA_HEAD_DIM
     if not torch.compiler.is_compiling():
         return size
-    return CUDA_HEAD_DIM if size == CUDA_HEAD_DIM else 0
+    return TRACED_HEAD if FLA_HEAD_MIN <= size <= FLA_HEAD_K_MAX else TRACED_OTHER_HEAD
 
 
 def fwd(
@@ -57,7 +80,11 @@ def fwd(
         cu_seqlens: int64 or int32 ``[N + 1]`` on the device of q: sequence n is tokens
             ``cu_seqlens[n] : cu_seqlens[n + 1]`` of the one batch row; 0 first, T last, never decreasing (not
             checked on a GPU, which would have to be waited for).
-        backend: ``auto``, ``cuda`` or ``reference``.
+        backend: ``auto``: the first of the following that can run the call; an ``auto`` is overruled by the
+            environment variable ``FLASH_KDA_BACKEND``, a name is not. ``cuda``: the kernels in the wheel.
+            ``cute_dsl``: kernels compiled when first called, ``pip install 'flash-kda[cute]'``. ``fla``:
+            flash-linear-attention's Triton kernels, ``pip install 'flash-kda[fla]'``. ``reference``: torch,
+            on any device, slowly. A named backend runs the call or raises.
         segment_tokens: where the CUDA kernels cut sequences into segments that are computed side by side. A
             cut rounds the states between segments differently. None (default): the kernels choose, by the
             number of sequences, tokens and heads of the call and by the GPU, so the last bits of a sequence's
@@ -66,13 +93,13 @@ def fwd(
             others. 0: never cut; slow for long sequences with few heads, which then use a part of the GPU.
             Else every sequence is cut after each so many tokens, a multiple of 16 from 256 to 2^31 - 17:
             costs a workspace of 128 KiB for each segment and value head, so small segments cost memory
-            and time. The backend ``reference`` never cuts and gives the same result for any value.
+            and time. The backends ``fla`` and ``reference`` give the same result for any value.
 
     q, k, v, g and out may be strided views: stride 1 in the last dimension, the other strides multiples of 8
     elements and the first element on a 16-byte boundary when the head dimension is a multiple of 8.
 
-    Runs on the current stream of q's device and does not synchronise (backend ``reference`` reads
-    ``cu_seqlens`` on the host).
+    Runs on the current stream of q's device and does not synchronise (the backends ``reference`` and ``fla``
+    read ``cu_seqlens`` on the host).
 
     Raises:
         TypeError: an argument of a wrong type or dtype.
@@ -81,9 +108,15 @@ def fwd(
             outside ``torch.no_grad()`` and ``torch.inference_mode()``: there is no backward.
         flash_kda.Unavailable: (a ValueError) the backend cannot run this call here; ``refusals`` says why.
     """
-    sizes = check_fwd(
-        q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
-    )
+    sizes = None
+    if not torch.compiler.is_compiling():
+        sizes = quick_sizes(
+            q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
+        )
+    if sizes is None:
+        sizes = check_fwd(
+            q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
+        )
     check_backend(backend)
     check_segment_tokens(segment_tokens)
     device = q.device
@@ -98,8 +131,7 @@ def fwd(
         raise unavailable(*wanted)
     if dt_bias is not None and dt_bias.dim() == 1:
         dt_bias = dt_bias.view(sizes.HV, sizes.K)
-    run = cuda.run if chosen == CUDA else reference.run
-    run(
+    _BACKENDS[chosen].run(
         q,
         k,
         v,
@@ -138,7 +170,8 @@ def flash_kda_func(
 
     Letters in the shapes: B batch rows; T tokens of a row; H heads of q and k; HV heads of v, a multiple of H
     (value head h reads q/k head ``h // (HV // H)``); K channels of a q/k head; V channels of a v head; N
-    sequences, each with a state: N = B, or what ``cu_seqlens`` says. The CUDA kernels take K = V = 128.
+    sequences, each with a state: N = B, or what ``cu_seqlens`` says. Backends ``cuda`` and ``cute_dsl`` take
+    K = V = 128, ``fla`` K from 16 to 256 and V from 16.
 
     Args:
         q, k: bf16 ``[B, T, H, K]``, raw: each head vector is L2-normalised here
@@ -152,13 +185,14 @@ def flash_kda_func(
         dt_bias: fp32 ``[HV, K]`` or ``[HV * K]``; None (default) means zeros.
         scale: factor on the normalised q, at most 2^64 in size; None (default) means ``K ** -0.5``.
         lower_bound: bound of the decay per token, in [-5, 0), default -5.0; None means the softplus gate,
-            which the CUDA kernels do not have.
+            which the backend ``cuda`` does not have.
         initial_state: bf16 or fp32 ``[N, HV, V, K]``, contiguous, not written; None (default) means zeros.
         cu_seqlens: int64 or int32 ``[N + 1]`` on the device of q, with B = 1: sequence n is tokens
             ``cu_seqlens[n] : cu_seqlens[n + 1]``; 0 first, T last, never decreasing. None (default): each row
             is one sequence.
         output_final_state: whether to return the state after the last token of each sequence; default False.
-        backend: ``auto`` (default: the fastest that can run the call), ``cuda`` or ``reference``.
+        backend: ``auto`` (default: the fastest that can run the call, or what ``FLASH_KDA_BACKEND`` names),
+            ``cuda``, ``cute_dsl``, ``fla`` or ``reference``: see :func:`fwd`.
         segment_tokens: None (default): the kernels choose how to cut long sequences. 0: never cut. A multiple
             of 16 from 256 on: cut after each so many tokens. What each costs, and whether a result's last
             bits depend on the batch: see :func:`fwd`.

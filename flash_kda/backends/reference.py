@@ -15,7 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..dispatch import REFERENCE
 from ..reference import decay_log, normalise
+from ._capture import refuse_capture
 
 STEPS = 64  # tokens whose inputs are activated at once; bounds the float64 copies
 
@@ -121,7 +123,9 @@ def compute(
     cu_seqlens: Tensor | None,
     segment_tokens: int = CHOSEN_SEGMENTS,
 ) -> None:
-    """The computation itself, the body of the operators. Reads ``cu_seqlens`` on the host."""
+    """The computation itself, the body of the operators. Reads ``cu_seqlens`` on the host, and makes tensors
+    of numbers of the host: no CUDA graph holds that."""
+    refuse_capture(REFERENCE, q.device, "where sequences begin and end")
     call = _Call(q, k, v, g, beta, scale, A_log, dt_bias, lower_bound)
     rows = _Rows(q.shape[0], q.shape[1], cu_seqlens, q.device)
     if initial_state is None:

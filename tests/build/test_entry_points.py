@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ci import update, venv
+from ci import dsl_matrix, matrix, update, venv
 from ci.errors import ConfigError, ToolchainError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,13 +20,16 @@ SESSIONS = {
     "verify_wheels",
     "reproduce",
     "tests",
+    "dsl_matrix",
     "gpu_tests",
+    "fallthrough",
     "lint",
     "update",
     "import_matrix",
     "import_aarch64",
 }
 INPUTS = sorted(venv.REQUIREMENTS.glob("*.in"))
+LOCKS = sorted(venv.REQUIREMENTS.glob("*.txt"))
 
 
 def session_functions() -> dict[str, ast.FunctionDef]:
@@ -41,6 +44,13 @@ def test_each_input_has_a_lock_with_its_pins_and_hashes(path: Path) -> None:
     pins = re.findall(r"^([A-Za-z0-9_-]+)==([0-9.]+)", path.read_text(), re.MULTILINE)
     for name, version in pins:
         assert re.search(rf"^{name.replace('_', '-')}=={re.escape(version)}\b", lock, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)
+def test_each_lock_has_a_source_and_hashes_alone(path: Path, tmp_path: Path) -> None:
+    update.write_dsl_inputs(matrix.load().dsl, tmp_path)
+    assert path.stem in {source.stem for source in (*INPUTS, *tmp_path.iterdir())}
+    lock = path.read_text()
     requirements = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n", "", lock).strip())
     for requirement in requirements:
         assert "==" in requirement and "--hash=sha256:" in requirement
@@ -54,7 +64,24 @@ def test_each_requirement_says_why(path: Path) -> None:
 
 def test_an_unknown_lock_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected one of build, ci"):
-        update.inputs(["nothing"])
+        update.inputs(["nothing"], venv.REQUIREMENTS)
+
+
+def test_each_version_of_the_dsl_has_a_lock(tmp_path: Path) -> None:
+    versions = matrix.load().dsl
+    update.write_dsl_inputs(versions, tmp_path)
+    names = [matrix.dsl_lock(version) for version in versions]
+    assert sorted(names) == sorted(path.stem for path in LOCKS if path.stem.startswith("cute-"))
+    assert [path.stem for path in update.inputs(names, venv.REQUIREMENTS, tmp_path)] == names
+    for version, name in zip(versions, names, strict=True):
+        lock = (venv.REQUIREMENTS / f"{name}.txt").read_text()
+        assert re.search(rf"^nvidia-cutlass-dsl=={re.escape(version)} ", lock, re.MULTILINE)
+
+
+def test_a_version_of_the_dsl_that_is_not_in_the_matrix_is_refused() -> None:
+    assert dsl_matrix.chosen(None) == matrix.load().dsl and dsl_matrix.chosen("4.8.1") == ("4.8.1",)
+    with pytest.raises(ConfigError, match=r"--dsl 4\.8: expected one of 4\.6\.2, "):
+        dsl_matrix.chosen("4.8")
 
 
 def test_the_sessions_are_those_the_readme_may_name() -> None:

@@ -23,6 +23,7 @@ import pytest
 
 from ci import matrix, toolchain
 from ci.extension import flags, record
+from flash_kda import dsl, fla_install
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "flash_kda", "ci")
@@ -159,7 +160,18 @@ def test_metadata_needs_nothing(tree: Path, tmp_path: Path) -> None:
     project = matrix.load().project
     assert found["Name"] == ["flash-kda"]
     assert found["Version"][0].endswith("+cu130")
-    assert found["Requires-Dist"] == [f"torch>={project.torch_target}"]
+    always = [f"torch>={project.torch_target}"]
+    assert [wanted for wanted in found["Requires-Dist"] if "extra ==" not in wanted] == always
+    extras = [re.split("[<>;]", wanted)[0] for wanted in found["Requires-Dist"] if wanted not in always]
+    assert extras == [dsl.DISTRIBUTION, fla_install.DISTRIBUTION]
+    assert (
+        f"{fla_install.DISTRIBUTION}>={'.'.join(map(str, fla_install.OLDEST))};" in found["Requires-Dist"][-1]
+    )
+    assert found["Provides-Extra"] == ["cute", "fla"]
+    assert all(
+        f"[{name}]" in hint
+        for name, hint in zip(found["Provides-Extra"], (dsl.EXTRA, fla_install.EXTRA), strict=True)
+    )
     assert found["Requires-Python"] == [f">=3.{project.python_tag.removeprefix('cp3')}"]
     assert found["License-Expression"] == ["MIT"]
     assert found["License-File"] == ["LICENSE"]

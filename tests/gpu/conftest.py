@@ -22,6 +22,7 @@ DRY_RUN_EXIT_CODE = 13
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-dry-run", action="store_true", help="check the tests on the CPU; never a pass")
     parser.addoption("--fla-path", help="folder that holds the fla package, where it is not installed")
+    parser.addoption("--cute-path", help="folder that nvidia-cutlass-dsl was installed into with --target")
     parser.addoption(
         "--allow-missing-fla",
         action="store_true",

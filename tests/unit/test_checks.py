@@ -14,7 +14,7 @@ import torch
 from conftest import make_call
 
 import flash_kda
-from flash_kda.checks import check_fwd
+from flash_kda.checks import check_fwd, quick_sizes
 
 Mutation = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -365,3 +365,76 @@ def test_sizes_are_returned() -> None:
     names = list(inspect.signature(check_fwd).parameters)
     sizes = check_fwd(**{n: call[n] for n in names})
     assert sizes == (1, 5, 2, 4, 128, 128, 2)
+
+
+# ---- the short way: what it says yes to, check_fwd says yes to ---------------------------------------------
+
+NAMES = list(inspect.signature(check_fwd).parameters)
+
+
+def quick(call: dict[str, Any]) -> Any:
+    return quick_sizes(**{n: call[n] for n in NAMES})
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors taken for CUDA ones, whose cu_seqlens are not read."""
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: 0)
+
+
+BAD = [
+    row for row in (*TYPE_ERRORS, *VALUE_ERRORS) if row[0] != "segment_tokens"
+]  # which is checked after it, always
+
+
+@pytest.mark.parametrize(("name", "says", "mutate"), BAD, ids=ids(BAD))
+def test_the_short_way_takes_nothing_wrong(on_a_gpu: None, name: str, says: str, mutate: Mutation) -> None:
+    assert quick(mutate(make_call())) is None
+
+
+@pytest.mark.parametrize("accept", ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_the_short_way_gives_the_same_sizes(on_a_gpu: None, accept: Mutation) -> None:
+    call = accept(make_call())
+    assert quick(call) in (None, check_fwd(**{n: call[n] for n in NAMES}))
+
+
+@pytest.mark.parametrize(
+    "usual",
+    [
+        lambda c: c,
+        packed,
+        lambda c: c | dict(zip(("q", "k", "v"), fused(3, c).unbind(2), strict=True)),
+        lambda c: c | {"final_state": c["initial_state"]},
+        lambda c: c | {"initial_state": None, "final_state": None, "A_log": None, "dt_bias": None},
+        lambda c: c | {"scale": None, "lower_bound": None, "dt_bias": c["dt_bias"].view(-1)},
+        lambda c: c | {"A_log": torch.nn.Parameter(c["A_log"], requires_grad=False)},
+    ],
+)
+def test_the_usual_calls_go_the_short_way(on_a_gpu: None, usual: Mutation) -> None:
+    assert quick(usual(make_call(HV=2))) is not None
+
+
+def test_the_short_way_is_not_for_what_has_to_be_read_or_has_no_address() -> None:
+    assert quick(make_call()) is not None
+    assert quick(packed(make_call())) is None
+    assert quick(make_call(device="meta")) is None
+    assert quick(make_call(T=0)) is None
+    call = make_call()
+    call["q"].requires_grad_()
+    assert quick(call) is None
+    with torch.inference_mode():
+        made = make_call()
+        assert quick(made) is not None
+    assert quick(made) is None
+
+
+def test_memory_that_is_shared_is_seen_the_short_way() -> None:
+    call = make_call()
+    whole = torch.zeros(3, *call["out"].shape, dtype=torch.bfloat16)
+    assert quick(call | {"out": whole[1], "q": whole[0], "k": whole[2]}) is not None
+    for name in ("q", "k", "v", "g"):
+        assert quick(call | {"out": whole[1], name: whole[1]}) is None
+        late = whole.view(-1)[whole[0].numel() - 8 :][: whole[0].numel()].view(whole[0].shape)
+        assert quick(call | {"out": whole[1], name: late}) is None
+    states = torch.zeros(3, *call["final_state"].shape[1:])
+    assert quick(call | {"initial_state": states[:2], "final_state": states[1:]}) is None

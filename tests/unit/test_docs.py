@@ -80,7 +80,8 @@ def call_on_cpu() -> list[tuple[str, str]]:
 
 def test_a_call_takes_the_path_the_trace_describes() -> None:
     path = [step for step in steps() if step[0].endswith(".py")]
-    on_cuda = ("flash_kda/backends/cuda.py", "flash_kda/_library.py")
+    backends = ("cuda", "cute_dsl", "fla")
+    on_cuda = ["flash_kda/_library.py", "flash_kda/dsl.py", *(f"flash_kda/backends/{b}.py" for b in backends)]
     path = [step for step in path if step[0] not in on_cuda]
     calls = iter(call_on_cpu())
     for step in path:

@@ -13,9 +13,10 @@ import torch
 from conftest import make_call, oracle, relative
 
 import flash_kda
-from flash_kda import _library, _select
+from flash_kda import _library, _select, dsl, fla_install
 from flash_kda.backends import reference
 from flash_kda.dispatch import Unavailable
+from flash_kda.reasons import NO_PACKAGE, Reason
 
 OUT_BOUND = 2.5e-3
 STATE_BOUND = 1e-6
@@ -192,7 +193,9 @@ def test_no_silent_loss_of_a_gradient() -> None:
 
 
 def test_an_unknown_backend_is_named() -> None:
-    with pytest.raises(Unavailable, match=r"backend='triton'.*auto, cuda, reference") as caught:
+    with pytest.raises(
+        Unavailable, match=r"backend='triton'.*auto, cuda, cute_dsl, fla, reference"
+    ) as caught:
         flash_kda.fwd(**make_call(), backend="triton")
     assert caught.value.code == "unknown_backend"
 
@@ -213,6 +216,10 @@ def gpu_without_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_library, "load", lambda: status)
     monkeypatch.setattr(_library, "built_choices", lambda: ())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    absent = Reason(NO_PACKAGE, "it is not installed")
+    monkeypatch.setattr(fla_install, "_read", lambda cc: absent)
+    monkeypatch.setattr(dsl, "_read_install", lambda: dsl.Install(reason=absent))
+    monkeypatch.delenv("FLASH_KDA_BACKEND", raising=False)
     _select.reset()
     yield
     _select.reset()
@@ -223,7 +230,8 @@ def test_auto_falls_to_the_slow_backend_with_one_warning(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, logger="flash_kda"):
         for gate in ("bounded", "bounded", "softplus"):
             assert _select.select("auto", "cuda", 0, 128, 128, gate) == "reference"
-    assert len(caplog.records) == 1
+    (record,) = caplog.records
+    assert all(f"{backend}: " in record.getMessage() for backend in ("cuda", "cute_dsl", "fla"))
     assert "the library is missing" in caplog.text and "cuda:0" in caplog.text
 
 

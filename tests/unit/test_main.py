@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import flash_kda
-from flash_kda import __main__, _report
+from flash_kda import __main__, _report, dispatch
 from flash_kda.dispatch import Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,11 @@ def test_json_has_every_field() -> None:
     assert report.keys() == FIELDS.keys()
     assert report["schema"] == 1 and report["version"] == flash_kda.__version__
     assert {"path", "code", "text", "version", "built", "images", "images_error"} == report["library"].keys()
-    assert report["choices"] and {"device", "backend", "refusals"} == report["choices"][0].keys()
+    assert (
+        report["choices"]
+        and {"device", "backend", "refusals", "trace", "asked"} == report["choices"][0].keys()
+    )
+    assert [verdict["backend"] for verdict in report["choices"][0]["trace"]] == list(dispatch.ORDER)
 
 
 def test_text_names_the_backend_and_why_not_the_others() -> None:
@@ -189,7 +193,23 @@ def test_choices_follow_the_gpus() -> None:
     assert [c.refusals[0].code for c in _report.choices(gpus, facts)] == ["missing_file", "no_kernel"]
     (cpu,) = _report.choices((), facts)
     assert cpu.device == "cpu"
-    assert cpu.refusals == (Refusal("cuda", "no_device", "no GPU that torch can use"),)
+    assert cpu.refusals == tuple(
+        Refusal(backend, "no_device", "no GPU that torch can use") for backend in ("cuda", "cute_dsl", "fla")
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "backend", "problems"), [("reference", "reference", 0), ("cuda", None, 0), ("triton", None, 1)]
+)
+def test_the_variable_is_followed_and_shown(
+    monkeypatch: pytest.MonkeyPatch, value: str, backend: str | None, problems: int
+) -> None:
+    monkeypatch.setenv("FLASH_KDA_BACKEND", value)
+    (choice,) = _report.choices((_report.Gpu("cuda:0", "L4", "8.9"),), library())
+    assert (choice.backend, choice.asked) == (backend, value)
+    found = _report.device_problems((), {"version": "2.11", "cuda": "13.0", "error": None}, (choice,))
+    assert len([problem for problem in found if "FLASH_KDA_BACKEND" in problem]) == problems
+    assert any(f"(FLASH_KDA_BACKEND={value})" in line for line in rendered(choices=(choice,)))
 
 
 def rendered(**change: Any) -> list[str]:

@@ -1,0 +1,113 @@
+"""The whole decision for one device, for people: what every backend says, and what would run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from . import _select, dispatch
+from .arch import Capability, parse_capability
+from .checks import check_backend, check_lower_bound
+from .dispatch import DeviceFacts, LibraryFacts, Request, Verdict
+from .reasons import dotted
+
+_YES = "yes"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``explain`` returns; ``str`` makes the text.
+
+    Attributes:
+        device: torch's spelling of the device, or ``cuda`` for one that need not be here.
+        capability: its compute capability, None for other devices.
+        asked: the backend asked for, and by whom where it was ``FLASH_KDA_BACKEND``.
+        backend: what would run, None when nothing can.
+        verdicts: what each backend says, fastest first.
+    """
+
+    device: str
+    capability: Capability | None
+    asked: str
+    backend: str | None
+    verdicts: tuple[Verdict, ...]
+
+    def __str__(self) -> str:
+        where = self.device
+        if self.capability is not None:
+            where += f", compute capability {dotted(self.capability)}"
+        lines = [f"{where}; asked for: {self.asked}; runs: {self.backend or 'nothing'}"]
+        return "\n".join([*lines, *map(verdict_line, self.verdicts)])
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """One backend's answer as a line of a text."""
+    if verdict.question is None:
+        return f"  {verdict.backend:<10} {_YES}{': ' if verdict.text else ''}{verdict.text}"
+    return f"  {verdict.backend:<10} no, {verdict.question}: {verdict.code}: {verdict.text}"
+
+
+def explained(device: DeviceFacts, library: LibraryFacts, request: Request) -> Explanation:
+    """The explanation over given facts of a device and a library; nothing is imported."""
+    facts = _select.facts_for(device, library, {})
+    decision = dispatch.decide(facts, request)
+    asked = request.backend + (f" (of {dispatch.ENV})" if request.pinned else "")
+    return Explanation(
+        device.name, device.capability, asked, decision.backend, dispatch.trace(facts, request)
+    )
+
+
+def _gpu(index: int | None) -> torch.device:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (index or 0) >= count:
+        asked = "cuda" if index is None else f"cuda:{index}"
+        raise ValueError(
+            f"flash_kda: explain of {asked}: torch can use {count} GPUs; for a GPU that is not here, give "
+            'its compute capability, as capability="9.0"'
+        )
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)
+
+
+def _device(device: torch.device | str | int | None) -> DeviceFacts:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    there = torch.device(device)
+    if there.type == "cuda":
+        there = _gpu(there.index)
+    return _select.device_facts(there.type, there.index)
+
+
+def explain(
+    device: torch.device | str | int | None = None,
+    *,
+    capability: object = None,
+    backend: str = dispatch.AUTO,
+    head_k: int = dispatch.CUDA_HEAD_DIM,
+    head_v: int = dispatch.CUDA_HEAD_DIM,
+    lower_bound: float | None = -5.0,
+) -> Explanation:
+    """Which backend would run a call, and what every one says: ``print(flash_kda.explain())``.
+
+    Looks at what is installed, and imports none of it; so a package that is there and broken still counts.
+
+    Args:
+        device: a torch device; None means the current GPU, or the CPU where there is none.
+        capability: instead of ``device``, the compute capability of an NVIDIA GPU that need not be here:
+            ``"10.7"`` or ``(10, 7)``.
+        backend: as in a call; ``FLASH_KDA_BACKEND`` speaks where it is ``auto``.
+        head_k, head_v: channels of a q/k head and of a v head.
+        lower_bound: as in a call; None means the softplus gate.
+
+    Raises:
+        TypeError, ValueError: a bad argument, or both a device and a capability.
+    """
+    check_backend(backend)
+    check_lower_bound(lower_bound)
+    if capability is not None and device is not None:
+        raise ValueError("flash_kda: explain takes a device or a capability, got both")
+    facts = _device(device) if capability is None else DeviceFacts("cuda", None, parse_capability(capability))
+    gate = dispatch.SOFTPLUS if lower_bound is None else dispatch.BOUNDED
+    request = _select.request(backend, os.environ.get(dispatch.ENV), head_k, head_v, gate)
+    return explained(facts, _select.library_facts(), request)
