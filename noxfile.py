@@ -80,6 +80,18 @@ def import_aarch64(session: nox.Session) -> None:
 
 
 @nox.session
+def cibw(session: nox.Session) -> None:
+    """One row by cibuildwheel in the builder image; docs/containers.md: ``-- --cuda cu130``."""
+    call(session, "cibw")
+
+
+@nox.session
+def containers(session: nox.Session) -> None:
+    """One row locally, by the Dockerfile and by cibuildwheel: the same bytes, with a record."""
+    call(session, "ways")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Format, lint, types, architectures written twice; ``-- --fix`` rewrites what can be."""
     call(session, "lint")

@@ -35,8 +35,15 @@ def calls_of(x: Inputs, backend: str) -> dict[str, Call]:
         "cu_seqlens": x.cu_seqlens,
         "output_final_state": True,
     }
+
+    def allocating() -> None:
+        out = torch.empty_like(x.v)
+        state = None if x.final_state is None else torch.empty_like(x.final_state)
+        raw(*given[:6], out, *given[7:], x.initial_state, state, x.cu_seqlens, -1)
+
     return {
         "raw": lambda: raw(*given, *last, -1),
+        "alloc": allocating,
         "named": lambda: flash_kda.fwd(*given, *last, backend=backend),
         "auto": lambda: flash_kda.fwd(*given, *last),
         "func": lambda: flash_kda.flash_kda_func(x.q, x.k, x.v, x.g, x.beta, x.A_log, x.dt_bias, **options),

@@ -17,6 +17,7 @@ from ci.platforms import HOST, PLATFORMS, Platform, check_tools
 from ci.process import CONSOLE, run
 from ci.repair import repair
 from ci.selection import check_archs
+from ci.toolchain import image
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class Tools:
 
 def tools_for(row: CudaRow, platform: str = HOST) -> Tools:
     """Everything a build of `row` needs, downloaded or made on first use."""
-    target = PLATFORMS[platform]
+    locked, target = row.toolkit_from == matrix.LOCK, PLATFORMS[platform]
     check_tools(target)
+    home = toolchain.ensure(row.toolkit) if locked else image.find(row)
     python = venv.locked("build", torch=matrix.load().project.torch_build)
-    home = toolchain.ensure(row.toolkit)
     links = sysroot.ensure(python) if target.native else cross.ensure(python, target, row.toolkit)
     return Tools(python, home, links, target)
 
@@ -62,7 +63,6 @@ def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) 
     Every variable that ``setup.py`` reads is set here, so that none is lost on the way and none leaks in.
     """
     work, revision = _plan(row, archs), source.revision()
-    commit = f"{revision.commit}{'+dirty' if revision.dirty else ''}" if revision.commit else None
     return {
         "PATH": f"{tools.python.bin}:{os.environ.get('PATH', '/usr/bin:/bin')}",
         "HOME": os.environ.get("HOME", "/"),
@@ -77,10 +77,10 @@ def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) 
         "FLASH_KDA_LOCAL_VERSION": row.label,
         "FLASH_KDA_LINK_SYSROOT": str(tools.sysroot),
         "FLASH_KDA_SKIP_CUDA_BUILD": "0",
-        **({"FLASH_KDA_SOURCE_COMMIT": commit} if commit else {}),
+        **({source.COMMIT: revision.label} if revision.label else {}),
         "MAX_JOBS": str(conditions.jobs or work.jobs),
         "NVCC_THREADS": str(conditions.threads or work.threads),
-        "SOURCE_DATE_EPOCH": str(revision.epoch),
+        source.EPOCH: str(revision.epoch),
         # What Python calls the machine: setuptools tags the wheel with it.
         **({} if tools.target.native else {"_PYTHON_HOST_PLATFORM": f"linux-{tools.target.name}"}),
     }
@@ -171,7 +171,10 @@ def main() -> int:
     """Command line: build and verify each row asked for."""
     parser = argparse.ArgumentParser(prog="python -m ci.build", description="Build and verify wheels.")
     parser.add_argument(
-        "--cuda", action="append", metavar="LABEL", help="row of ci/matrix.toml (default: every row)"
+        "--cuda",
+        action="append",
+        metavar="LABEL",
+        help="row of ci/matrix.toml (default: every row with a locked toolkit)",
     )
     parser.add_argument("--archs", help="narrow the architectures, as a comma list")
     parser.add_argument("--platform", default=HOST, metavar="NAME", help=f"such as aarch64 (default: {HOST})")
@@ -182,7 +185,7 @@ def main() -> int:
     wheels.check_python()
     check_archs(given.archs)
     table = matrix.load().on(given.platform)
-    for label in given.cuda or [row.label for row in table.rows]:
+    for label in given.cuda or [row.label for row in table.locked_rows]:
         out = given.out or _home(label, given.archs, given.platform)
         wheel = release(label, given.archs, out, given.platform)
         CONSOLE.print(f"[green]{wheel}[/green] {wheel.stat().st_size / 1e6:.2f} MB")
@@ -193,6 +196,12 @@ def main() -> int:
 
 def _tell_others(table: matrix.Matrix) -> None:
     """What the matrix has besides, and the command that builds it."""
+    for row in table.rows:
+        if row not in table.locked_rows:
+            print(
+                f"Not built: {row.label}, whose toolkit is in the builder image.\n"
+                f"Next: python -m ci.containers --cuda {row.label}"
+            )
     for name, other in table.others.items():
         labels = ", ".join(row.label for row in other.rows)
         print(

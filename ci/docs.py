@@ -100,7 +100,7 @@ def status(info: matrix.ArchInfo, records: Path) -> str:
 
 def wheels_with(target: arch.Target, found: matrix.Matrix) -> str:
     """Labels of the wheels that hold `target`, those of other platforms after the platform's name."""
-    every = {"": found.rows, **{f"{name}: ": other.rows for name, other in found.others.items()}}
+    every = {"": found.locked_rows, **{f"{name}: ": found.on(name).locked_rows for name in found.others}}
     labels = {name: [row.label for row in rows if target.name in row.archs] for name, rows in every.items()}
     return "; ".join(f"{name}{', '.join(some)}" for name, some in labels.items() if some)
 

@@ -1,5 +1,5 @@
 """Uses an installed wheel on a machine without a GPU; run by ``ci/import_check.py`` with the folder it lies
-in.
+in, by cibuildwheel without: the environment's own.
 
 Exits non-zero with a line that says what failed.  Needs torch and flash_kda, nothing of this project's
 ``ci``.
@@ -8,6 +8,7 @@ Exits non-zero with a line that says what failed.  Needs torch and flash_kda, no
 from __future__ import annotations
 
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def check_reference() -> None:
 
 def main() -> None:
     """Run every check in turn."""
-    check_origin(Path(sys.argv[1]))
+    check_origin(Path(sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("platlib")))
     check_library()
     check_cpp_error()
     check_reference()

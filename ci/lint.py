@@ -27,7 +27,7 @@ CPP = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 # Documents may name architectures, and tests and expectations must; the two homes define them.
 HOMES = ("ci/matrix.toml", "flash_kda/arch.py")
 FREE = ("docs/", "tests/", "wheels/", "benchmarks/results/", "ci/lint_allow.toml")
-READ = (*CPP, ".py", ".toml", ".yml", ".yaml", ".sh", ".cfg", ".in")
+READ = (*CPP, ".py", ".toml", ".yml", ".yaml", ".sh", ".cfg", ".in", ".hcl")
 ARCH_LITERAL = re.compile(
     r"\b(?:(?:sm|compute)_\d{2,3}[af]?|sm\d{2,3}[af]|(?:9|1[0-2])\.\d[af]|(?:90|10\d|110|12[01])[af])\b",
     re.IGNORECASE,
@@ -84,7 +84,7 @@ def is_checked(name: str) -> bool:
     if name in HOMES or name.startswith(FREE):
         return False
     path = PurePosixPath(name)
-    return path.suffix in READ or path.name.startswith("Dockerfile") or name.startswith(".ci/")
+    return path.suffix in READ or "Dockerfile" in path.name or name.startswith(".ci/")
 
 
 def literals(name: str, text: str) -> Iterator[tuple[int, str]]:
@@ -169,7 +169,7 @@ def duplicate_architectures(root: Path, names: Iterable[str], allowed: list[Allo
 
 def tool_commands(tools: Venv, names: list[str], fix: bool) -> dict[str, list[str]]:
     """The programs to run, by title."""
-    ruff, clang = str(tools.bin / "ruff"), str(tools.bin / "clang-format")
+    ruff, clang, hadolint = (str(tools.bin / name) for name in ("ruff", "clang-format", "hadolint"))
     sources = [name for name in names if name.startswith("csrc/") and name.endswith(CPP)]
     commands = {
         "ruff format": [ruff, "format", *([] if fix else ["--check"]), "."],
@@ -182,6 +182,8 @@ def tool_commands(tools: Venv, names: list[str], fix: bool) -> dict[str, list[st
             *(["-i"] if fix else ["--dry-run", "-Werror", "--ferror-limit=5"]),
             *sources,
         ]
+    if dockerfiles := [name for name in names if "Dockerfile" in PurePosixPath(name).name]:
+        commands["hadolint"] = [hadolint, *dockerfiles]
     return commands
 
 

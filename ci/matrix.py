@@ -12,6 +12,7 @@ from ci.platforms import HOST, PLATFORMS
 from ci.toml import Table, open_table
 
 PATH = Path(__file__).with_name("matrix.toml")
+LOCK, IMAGE = "lock", "image"  # where a row's toolkit comes from
 STATUSES = ("run on hardware", "built, not run", "opt-in, not run")
 
 
@@ -37,10 +38,11 @@ class Project:
 
 @dataclass(frozen=True)
 class CudaRow:
-    """One wheel: its label (``cu130``), toolkit (``13.0``) and architectures, sorted."""
+    """One wheel: label (``cu130``), toolkit (``13.0``) and where that comes from, architectures, sorted."""
 
     label: str
     toolkit: str
+    toolkit_from: str
     archs: tuple[str, ...]
 
     @property
@@ -97,6 +99,11 @@ class Matrix:
             )
         other = self.others[platform]
         return replace(self, project=replace(self.project, plat=other.plat), rows=other.rows)
+
+    @property
+    def locked_rows(self) -> tuple[CudaRow, ...]:
+        """The rows that any machine builds."""
+        return tuple(row for row in self.rows if row.toolkit_from == LOCK)
 
     def cuda_row(self, label: str) -> CudaRow:
         """The row of that label; ConfigError naming the labels there are."""
@@ -188,6 +195,8 @@ def _read_dsl(top: Table) -> tuple[str, ...]:
 
 def _read_rows(top: Table, emits: Mapping[str, frozenset[arch.Target]]) -> tuple[CudaRow, ...]:
     rows = tuple(_read_row(table, emits) for table in top.tables("cuda"))
+    if all(row.toolkit_from != LOCK for row in rows):
+        raise top.fail("cuda", f"a row with toolkit_from = '{LOCK}'", [row.label for row in rows])
     labels = [row.label for row in rows]
     if len(set(labels)) != len(labels):
         raise top.fail("cuda", "labels without repeats", labels)
@@ -197,11 +206,12 @@ def _read_rows(top: Table, emits: Mapping[str, frozenset[arch.Target]]) -> tuple
 def _read_row(reader: Table, emits: Mapping[str, frozenset[arch.Target]]) -> CudaRow:
     toolkit = reader.text("toolkit", r"[0-9]+\.[0-9]+", "a CUDA version such as '13.0'")
     label = reader.text("label", "cu" + toolkit.replace(".", ""), f"the label of CUDA {toolkit}")
+    origin = reader.text("toolkit_from", f"{LOCK}|{IMAGE}", f"'{LOCK}' or '{IMAGE}'")
     if toolkit not in emits:
         raise reader.fail("toolkit", f"one of {', '.join(emits)} (or a new [toolkit] entry)", toolkit)
     archs = _read_row_archs(reader, "archs", toolkit, emits[toolkit])
     reader.done()
-    return CudaRow(label, toolkit, archs)
+    return CudaRow(label, toolkit, origin, archs)
 
 
 def _read_row_archs(reader: Table, key: str, toolkit: str, emits: frozenset[arch.Target]) -> tuple[str, ...]:

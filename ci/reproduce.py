@@ -132,7 +132,7 @@ def _built(label: str, archs: str | None, folder: Path, conditions: build.Condit
 
 def main() -> int:
     """Command line."""
-    first = matrix.load().rows[0].label
+    first = matrix.load().locked_rows[0].label
     parser = argparse.ArgumentParser(
         prog="python -m ci.reproduce", description="Build twice, compare the bytes."
     )
@@ -143,7 +143,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.against is not None and not given.against.is_file():
         raise ConfigError(f"--against {given.against}: no such file.\nNext: nox -s build_wheels")
-    rows = [row.label for row in matrix.load().on(given.platform).rows]
+    rows = [row.label for row in matrix.load().on(given.platform).locked_rows]
     labels = given.cuda or [first]
     for label in rows if labels == ["all"] else labels:
         digest = reproduce(label, given.archs, given.against, given.platform)

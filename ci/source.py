@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -16,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "flash_kda", "csrc", "ci")
 # What decides a wheel's code: the library's sources, and the files of the package as they are shipped.
 _CODE = ("csrc/**/*", "flash_kda/**/*.py", "flash_kda/py.typed")
+# What a copy outside git is told of its commit (``<sha>`` or ``<sha>+dirty``) and of that commit's time.
+COMMIT, EPOCH = "FLASH_KDA_SOURCE_COMMIT", "SOURCE_DATE_EPOCH"
 # The date of files in a wheel made outside git, for example from an sdist: 2020-01-01.
 FALLBACK_EPOCH = 1577836800
 _LEFTOVERS = shutil.ignore_patterns(
@@ -31,15 +35,34 @@ class Revision:
     dirty: bool
     epoch: int
 
+    @property
+    def label(self) -> str:
+        """``<sha>``, ``<sha>+dirty``, or nothing outside git."""
+        return f"{self.commit}{'+dirty' if self.dirty else ''}" if self.commit else ""
+
 
 def revision(root: Path | None = None) -> Revision:
-    """The state of the sources at `root`; uncommitted changes to files a build reads make it dirty."""
+    """The state of the sources at `root`; uncommitted changes to files a build reads make it dirty.
+
+    Outside git, as in a container, FLASH_KDA_SOURCE_COMMIT and SOURCE_DATE_EPOCH are believed.
+    """
     root = root or ROOT
     if not _in_git(root):
-        return Revision(None, False, FALLBACK_EPOCH)
+        return told(os.environ)
     head = _git(root, "rev-parse", "HEAD").strip()
     epoch = int(_git(root, "log", "-1", "--format=%ct").strip())
     return Revision(head, bool(_git(root, "status", "--porcelain", "--", *_present(root))), epoch)
+
+
+def told(environ: Mapping[str, str]) -> Revision:
+    """What the environment says of the commit; ConfigError for a value that is none."""
+    commit, epoch = environ.get(COMMIT), environ.get(EPOCH) or str(FALLBACK_EPOCH)
+    match = re.fullmatch(r"([0-9a-f]{7,64})(\+dirty)?", commit) if commit else None
+    if commit and match is None:
+        raise ConfigError(f"{COMMIT}: expected <sha> or <sha>+dirty, got {commit!r}.\nNext: unset {COMMIT}")
+    if not epoch.isdecimal():
+        raise ConfigError(f"{EPOCH}: expected seconds since 1970, got {epoch!r}.\nNext: unset {EPOCH}")
+    return Revision(match[1] if match else None, bool(match and match[2]), int(epoch))
 
 
 def copy(target: Path, root: Path | None = None) -> Path:

@@ -1,4 +1,5 @@
-"""Refreshes the locks in ``ci/requirements`` from the ``.in`` files: ``python -m ci.update [NAME ...]``.
+"""Refreshes the locks in ``ci/requirements`` from the ``.in`` files, and the digests of images that come with
+the locked cibuildwheel: ``python -m ci.update [NAME ...]``.
 
 The versions of the CuTe DSL in ``ci/matrix.toml`` have a lock each and no ``.in`` file.
 One resolution serves every Python from the oldest of the matrix on, with the hash of each file.
@@ -12,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ci import matrix, venv
+from ci import images, matrix, venv
 from ci.errors import ConfigError, ToolchainError, run_cli
 from ci.process import run
 
@@ -55,6 +56,7 @@ def main() -> int:
         write_dsl_inputs(loaded.dsl, Path(scratch))
         for source in inputs(given.name, venv.REQUIREMENTS, Path(scratch)):
             refresh(source, tools, loaded.project.python)
+    images.update(venv.locked("cibw"))
     return 0
 
 

@@ -115,8 +115,8 @@ def request(backend: str, pin: str | None, head_k: int, head_v: int, gate: str) 
     return Request(named or backend, head_k, head_v, gate, pinned=bool(named))
 
 
-# Decisions for the kernels in the wheel, which come first: no variable of the DSL changes them.
-_settled: dict[tuple[str, int | None, tuple[str, str | None, int, int, str]], Decision] = {}
+# Calls that the kernels in the wheel run; these come first, so no variable of the DSL changes that.
+_settled: set[tuple[str, str | None, str, int | None, int, int, str]] = set()
 
 
 @functools.lru_cache(maxsize=256)
@@ -131,25 +131,30 @@ def _select(
     if wanted.backend == dispatch.AUTO and decision.backend is not None:
         _report(decision, device)
     if decision.backend == dispatch.CUDA:
-        _settled[device_type, index, call] = decision
+        backend, pin, head_k, head_v, gate = call
+        _settled.add((backend, pin, device_type, index, head_k, head_v, gate))
     return decision
+
+
+# The variables are part of the keys: a call sees what they say now. (What the DSL makes of its own after it
+# was imported is for dsl.pinned to know.) Reading one takes a microsecond, so only where it counts.
+def _pin(backend: str) -> str | None:
+    return os.environ.get(dispatch.ENV) if backend == dispatch.AUTO else None
 
 
 def _selected(
     backend: str, device_type: str, index: int | None, head_k: int, head_v: int, gate: str
 ) -> Decision:
-    # The variables are part of the key: a call sees what they say now. (What the DSL makes of its own after
-    # it was imported is for dsl.pinned to know.) Reading one takes a microsecond, so only where it counts.
-    pin = os.environ.get(dispatch.ENV) if backend == dispatch.AUTO else None
-    call = (backend, pin, head_k, head_v, gate)
-    decision = _settled.get((device_type, index, call))
-    return decision or _select(device_type, index, call, os.environ.get(dsl.ENV))
+    call = (backend, _pin(backend), head_k, head_v, gate)
+    return _select(device_type, index, call, os.environ.get(dsl.ENV))
 
 
 def select(
     backend: str, device_type: str, index: int | None, head_k: int, head_v: int, gate: str
 ) -> str | None:
     """Name of the backend for a call, None when none can run it; cached."""
+    if (backend, _pin(backend), device_type, index, head_k, head_v, gate) in _settled:
+        return dispatch.CUDA
     return _selected(backend, device_type, index, head_k, head_v, gate).backend
 
 

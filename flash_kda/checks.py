@@ -469,109 +469,20 @@ def check_fwd(
 
 # ---- the short way -----------------------------------------------------------------------------------------
 # check_fwd takes longer than the launch of a kernel. Nearly every call is right in the plainest way, and that
-# is seen here at a fraction of the price, for which this is written out rather than in words of its own.
-# Whatever it is not sure of, check_fwd decides and puts in words.
+# is seen here at a fraction of the price, for which it is written out: a function call costs as much as two
+# questions to a tensor, and there are ten tensors. What it is not sure of, check_fwd decides and words.
 
 
-class _NotPlain(Exception):
-    """Only check_fwd can tell."""
-
-
-_Spans = list[tuple[int, int]]  # the bytes [start, stop) of tensors
-
-
-def _quick_numbers(scale: Any, lower_bound: Any) -> bool:
+def _plain_numbers(scale: Any, lower_bound: Any) -> bool:
     return (scale is None or (type(scale) is float and -_SCALE_MAX <= scale <= _SCALE_MAX)) and (
         lower_bound is None or (type(lower_bound) is float and -5.0 <= lower_bound < 0.0)
     )
 
 
-def _quick_kinds(tensors: tuple[Any, ...], device: int) -> bool:
-    """Plain tensors of one device, none of which wants a gradient."""
-    grad = torch.is_grad_enabled()
-    for t in tensors:
-        if t is not None and (
-            type(t) not in _PLAIN or t.get_device() != device or (grad and t.requires_grad)
-        ):
-            return False
-    return True
-
-
-def _row_span(tensor: Tensor, size: int) -> tuple[int, int]:
-    """The bytes of a tensor that is read by rows of ROW_BYTES; contiguous, there are ``size``."""
-    start = tensor.data_ptr()
-    if start == 0 or start % ROW_BYTES:
-        raise _NotPlain
-    if tensor.is_contiguous():
-        return start, start + size
+def _strided_size(tensor: Tensor) -> int:
+    """Bytes that a tensor with gaps spans; 0 where its rows are not the kernels'."""
     *outer, last = tensor.stride()
-    if last != 1 or any(stride % ROW_BYTES for stride in outer):
-        raise _NotPlain
-    return start, start + _extent(tensor)
-
-
-def _parameter_spans(A_log: Any, dt_bias: Any, cu_seqlens: Any, s: Sizes) -> _Spans:
-    spans = []
-    for t, numel, shape in ((A_log, s.HV, (s.HV,)), (dt_bias, s.HV * s.K, (s.HV, s.K))):
-        if t is not None:
-            if t.dtype is not torch.float32 or not t.is_contiguous() or t.shape not in (shape, (numel,)):
-                raise _NotPlain
-            start = t.data_ptr()
-            spans.append((start, start + 4 * numel))
-    if cu_seqlens is not None:
-        ok = cu_seqlens.dtype in _INDEX and cu_seqlens.dim() == 1 and cu_seqlens.is_contiguous()
-        if not ok or s.B != 1 or s.N < 1:
-            raise _NotPlain
-        start = cu_seqlens.data_ptr()
-        spans.append((start, start + 8 * s.N + 8))
-    return spans
-
-
-def _state_span(state: Tensor, s: Sizes) -> tuple[int, int]:
-    start, dtype = state.data_ptr(), state.dtype
-    if (
-        (dtype is not torch.float32 and dtype is not torch.bfloat16)
-        or state.shape != (s.N, s.HV, s.V, s.K)
-        or start == 0
-        or start % ROW_BYTES
-        or not state.is_contiguous()
-    ):
-        raise _NotPlain
-    return start, start + s.N * s.HV * s.V * s.K * (4 if dtype is torch.float32 else 2)
-
-
-def _input_spans(q: Any, k: Any, v: Any, g: Any, beta: Any, s: Sizes) -> _Spans:
-    B, T, H, HV, K, V, _ = s
-    if not (
-        k.shape == q.shape
-        and v.shape == (B, T, HV, V)
-        and g.shape == (B, T, HV, K)
-        and beta.shape == (B, T, HV)
-        and q.dtype is k.dtype is v.dtype is g.dtype is beta.dtype is torch.bfloat16
-        and beta.is_contiguous()
-        and not (HV % H or K % ROW_BYTES or V % ROW_BYTES)
-    ):
-        raise _NotPlain
-    key, row, start = 2 * B * T * H * K, 2 * B * T * HV, beta.data_ptr()
-    return [
-        _row_span(q, key),
-        _row_span(k, key),
-        _row_span(v, row * V),
-        _row_span(g, row * K),
-        (start, start + row),
-    ]
-
-
-def _apart(written: _Spans, read: _Spans) -> bool:
-    """Whether nothing that is written lies in what is read, or in another."""
-    for index, (start, stop) in enumerate(written):
-        for first, last in read:
-            if first < stop and start < last:
-                return False
-        for first, last in written[:index]:
-            if first < stop and start < last:
-                return False
-    return True
+    return 0 if last != 1 or any(stride % ROW_BYTES for stride in outer) else _extent(tensor)
 
 
 def quick_sizes(
@@ -588,33 +499,102 @@ def quick_sizes(
     initial_state: Any,
     final_state: Any,
     cu_seqlens: Any,
+    *,
+    outputs: bool = True,
 ) -> Sizes | None:
     """What ``check_fwd`` returns, for a call that is plainly right; None where only that one can tell.
 
-    Not while tracing: it reads addresses.
+    Without ``outputs``, ``out`` and ``final_state`` are None: they are yet to be allocated. Not while
+    tracing: it reads addresses.
     """
-    tensors = (q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens)
     try:
         device = q.get_device()
-        if device < 0 and cu_seqlens is not None:  # on the CPU its contents are read
+        if (device < 0 and cu_seqlens is not None) or not _plain_numbers(scale, lower_bound):
+            return None  # on the CPU the contents of cu_seqlens are read
+        B, T, H, K = key = q.shape
+        _, _, HV, V = value = v.shape
+        if value != (B, T, HV, V) or HV % H or K % ROW_BYTES or V % ROW_BYTES:
             return None
-        if not _quick_numbers(scale, lower_bound) or not _quick_kinds(tensors, device):
-            return None
-        B, T, H, K = q.shape
-        _, _, HV, V = v.shape
-        s = Sizes(B, T, H, HV, K, V, B if cu_seqlens is None else cu_seqlens.shape[0] - 1)
-        if out.shape != v.shape or out.dtype is not torch.bfloat16 or not out.is_contiguous():
-            return None
-        read = _input_spans(q, k, v, g, beta, s) + _parameter_spans(A_log, dt_bias, cu_seqlens, s)
-        written = [_row_span(out, 2 * B * T * HV * V)]
-        if initial_state is not None and initial_state is not final_state:  # it may be that itself
-            read.append(_state_span(initial_state, s))
+        gate, row = (B, T, HV, K), 2 * B * T * HV
+        N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        grad = torch.is_grad_enabled()
+        read: list[tuple[int, int]] = []
+
+        rows = [
+            (q, key, 2 * B * T * H * K),
+            (k, key, 2 * B * T * H * K),
+            (v, value, row * V),
+            (g, gate, row * K),
+        ]
+        if outputs:
+            if not out.is_contiguous():  # or an element may be written twice
+                return None
+            rows.append((out, value, row * V))  # the last: taken off again below
+        for t, shape, size in rows:
+            if type(t) is not Tensor:  # first: a subclass may have no address and say so aloud
+                return None
+            start = t.data_ptr()
+            if (
+                t.dtype is not torch.bfloat16
+                or t.shape != shape
+                or t.get_device() != device
+                or start == 0
+                or start % ROW_BYTES
+                or (grad and t.requires_grad)
+            ):
+                return None
+            if not t.is_contiguous() and (size := _strided_size(t)) == 0:
+                return None
+            read.append((start, start + size))
+        written = [read.pop()] if outputs else []
+
+        plain: list[tuple[Tensor, torch.dtype, tuple[int, ...], int]] = [
+            (beta, torch.bfloat16, gate[:3], row)
+        ]
+        if A_log is not None:
+            plain.append((A_log, torch.float32, (HV,), 4 * HV))
+        if dt_bias is not None:
+            flat = dt_bias.dim() == 1
+            plain.append((dt_bias, torch.float32, (HV * K,) if flat else (HV, K), 4 * HV * K))
+        if cu_seqlens is not None:
+            if B != 1 or N < 1 or cu_seqlens.dtype not in _INDEX:
+                return None
+            plain.append((cu_seqlens, cu_seqlens.dtype, (N + 1,), 8 * N + 8))
+        for state in (initial_state,) if initial_state is final_state else (initial_state, final_state):
+            if state is not None:
+                dtype = state.dtype
+                if dtype not in _STATE or type(state) not in _PLAIN or state.data_ptr() % ROW_BYTES:
+                    return None
+                plain.append(
+                    (state, dtype, (N, HV, V, K), N * HV * V * K * (4 if dtype is torch.float32 else 2))
+                )
+        for t, dtype, shape, size in plain:
+            if type(t) not in _PLAIN:
+                return None
+            start = t.data_ptr()
+            if (
+                t.dtype is not dtype
+                or t.shape != shape
+                or t.get_device() != device
+                or start == 0
+                or not t.is_contiguous()
+                or (grad and t.requires_grad)
+            ):
+                return None
+            read.append((start, start + size))
         if final_state is not None:
-            written.append(_state_span(final_state, s))
-        if not torch.is_inference_mode_enabled() and (
-            out.is_inference() or (final_state is not None and final_state.is_inference())
-        ):
+            written.append(read.pop())
+
+        for index, (start, stop) in enumerate(written):
+            for first, last in read:
+                if first < stop and start < last:
+                    return None
+            for first, last in written[:index]:
+                if first < stop and start < last:
+                    return None
+        made = () if torch.is_inference_mode_enabled() else (out, final_state)
+        if any(t is not None and t.is_inference() for t in made):
             return None
-        return s if _apart(written, read) else None
+        return Sizes(B, T, H, HV, K, V, N)
     except Exception:  # no tensor, no address, no stride: whatever it was, check_fwd has words for it
         return None

@@ -9,6 +9,7 @@ from . import _ops  # noqa: F401  (registers the operators)
 from ._select import explanation, select, unavailable
 from .backends import cuda, cute_dsl, fla, reference
 from .checks import (
+    Sizes,
     check_backend,
     check_fwd,
     check_packed,
@@ -117,6 +118,45 @@ def fwd(
         sizes = check_fwd(
             q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
         )
+    _run(
+        sizes,
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale,
+        out,
+        A_log,
+        dt_bias,
+        lower_bound,
+        initial_state,
+        final_state,
+        cu_seqlens,
+        backend,
+        segment_tokens,
+    )
+
+
+def _run(
+    sizes: Sizes,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None,
+    out: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    lower_bound: float | None,
+    initial_state: Tensor | None,
+    final_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    backend: str,
+    segment_tokens: int | None,
+) -> None:
+    """A call whose tensors have been checked: the backend that runs it, and the operator's arguments."""
     check_backend(backend)
     check_segment_tokens(segment_tokens)
     device = q.device
@@ -124,9 +164,8 @@ def fwd(
     wanted = (backend, device.type, device.index, _head_size(sizes.K), _head_size(sizes.V), gate)
     chosen = select(*wanted)
     if chosen is None:
-        if (
-            torch.compiler.is_compiling()
-        ):  # with fullgraph=True torch quotes this, else it calls again eagerly
+        if torch.compiler.is_compiling():
+            # With fullgraph=True torch quotes this, else it calls again eagerly.
             raise ValueError(explanation(*wanted))
         raise unavailable(*wanted)
     if dt_bias is not None and dt_bias.dim() == 1:
@@ -204,29 +243,22 @@ def flash_kda_func(
     Raises:
         TypeError, ValueError, flash_kda.Unavailable: as :func:`fwd`, where strides are described too.
     """
-    check_sources(q, v, cu_seqlens)
+    given = (q, k, v, g, beta, scale)
+    last = (A_log, dt_bias, lower_bound, initial_state)
+    # What has just been allocated shares no memory and need not be asked.
+    sizes = None
+    if not torch.compiler.is_compiling():
+        sizes = quick_sizes(*given, None, *last, None, cu_seqlens, outputs=False)
+    if sizes is None:
+        check_sources(q, v, cu_seqlens)
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     final_state = None
     if output_final_state:
         sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         final_state = q.new_empty((sequences, v.shape[2], v.shape[3], q.shape[3]), dtype=torch.float32)
-    fwd(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale,
-        out,
-        A_log,
-        dt_bias,
-        lower_bound,
-        initial_state,
-        final_state,
-        cu_seqlens,
-        backend=backend,
-        segment_tokens=segment_tokens,
-    )
+    if sizes is None:
+        sizes = check_fwd(*given, out, *last, final_state, cu_seqlens)
+    _run(sizes, *given, out, *last, final_state, cu_seqlens, backend, segment_tokens)
     return out, final_state
 
 

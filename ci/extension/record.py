@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ci import source
-from ci.errors import CiError, ConfigError
+from ci.errors import CiError
 from ci.extension.toolset import Toolset
 from ci.matrix import Project
 
-COMMIT = "FLASH_KDA_SOURCE_COMMIT"
 _TOOLS = ("setuptools", "ninja")
 
 
@@ -32,14 +30,9 @@ def commit(root: Path, environ: Mapping[str, str] = os.environ) -> dict[str, obj
 
     FLASH_KDA_SOURCE_COMMIT (``<sha>`` or ``<sha>+dirty``) is believed, else git is asked.
     """
-    given = environ.get(COMMIT)
-    if given:
-        match = re.fullmatch(r"([0-9a-f]{7,64})(\+dirty)?", given)
-        if match is None:
-            raise ConfigError(
-                f"{COMMIT}: expected <sha> or <sha>+dirty, got {given!r}.\nNext: unset {COMMIT}"
-            )
-        return {"commit": match[1], "dirty": match[2] is not None}
+    if environ.get(source.COMMIT):
+        state = source.told(environ)
+        return {"commit": state.commit, "dirty": state.dirty}
     try:
         state = source.revision(root)
     except CiError:  # no commit yet, or git refuses the folder: a record without a commit is still true

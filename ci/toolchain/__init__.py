@@ -107,7 +107,7 @@ def ensure(toolkit: str, lock: Path | None = None) -> Path:
     pins = read_lock(path)
 
     def fill(target: Path) -> None:
-        _install(toolkit, path, target)
+        install(toolkit, path, target)
         verify(cuda_home(target), toolkit, pins)
 
     home = cuda_home(cache.make_once(folder(toolkit, path), fill))
@@ -115,7 +115,8 @@ def ensure(toolkit: str, lock: Path | None = None) -> Path:
     return home
 
 
-def _install(toolkit: str, lock: Path, target: Path) -> None:
+def install(toolkit: str, lock: Path, target: Path) -> None:
+    """``pip install`` what `lock` names into the folder `target`, and nothing else."""
     command = [sys.executable, "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-compile"]
     command += ["--only-binary=:all:", "--target", str(target), "-r", str(lock)]
     try:
@@ -123,7 +124,7 @@ def _install(toolkit: str, lock: Path, target: Path) -> None:
             command,
             title=f"installing the CUDA {toolkit} toolkit",
             error=ToolchainError,
-            hint=f"check the network, then: python -m ci.toolchain ensure {toolkit}",
+            hint="check the network and pip's index",
         )
     except ToolchainError as error:
         raise _hash_error(lock, str(error)) or _version_error(lock, str(error)) or error from None

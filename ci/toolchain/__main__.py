@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from ci import matrix, toolchain
 from ci.errors import run_cli
+from ci.toolchain import image
 from ci.toolchain.update import update
 
 
@@ -28,6 +30,13 @@ def _version(name: str) -> str:
     return matrix.load().cuda_row(name).toolkit if name.startswith("cu") else name
 
 
+def _ensure(name: str) -> Path:
+    rows = [row for row in matrix.load().rows if name in (row.label, row.toolkit)]
+    if rows and rows[0].toolkit_from == matrix.IMAGE:
+        return image.find(rows[0])
+    return toolchain.ensure(_version(name))
+
+
 def main() -> int:
     """Run the command; prints paths on stdout."""
     given = _arguments()
@@ -35,7 +44,7 @@ def main() -> int:
         for path in update(given.toolkit):
             print(path)
     elif given.command == "ensure":
-        print(toolchain.ensure(_version(given.toolkit)))
+        print(_ensure(given.toolkit))
     else:
         print(toolchain.folder(_version(given.toolkit)))
     return 0

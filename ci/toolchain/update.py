@@ -25,11 +25,13 @@ _HEADER = """\
 
 @dataclass(frozen=True)
 class Recipe:
-    """``packages.toml``: which extras of cuda-toolkit compile, which read machine code; platforms."""
+    """``packages.toml``: which extras of cuda-toolkit compile, which read machine code, which make up NVRTC;
+    platforms."""
 
     compile: tuple[str, ...]
     read: tuple[str, ...]
     read_toolkit: str
+    nvrtc: tuple[str, ...]
     platforms: tuple[str, ...]
 
 
@@ -37,19 +39,40 @@ def recipe() -> Recipe:
     """Read ``packages.toml``."""
     table = read_toml(FOLDER / "packages.toml")
     return Recipe(
-        tuple(table["compile"]), tuple(table["read"]), table["read_toolkit"], tuple(table["platforms"])
+        tuple(table["compile"]),
+        tuple(table["read"]),
+        table["read_toolkit"],
+        tuple(table["nvrtc"]),
+        tuple(table["platforms"]),
     )
 
 
 def update(toolkits: Sequence[str] | None = None, folder: Path = FOLDER) -> list[Path]:
-    """Write ``<toolkit>.lock`` for each toolkit (default: those of the matrix's rows); returns the paths."""
-    wanted = toolkits or sorted({row.toolkit for row in matrix.load().rows})
+    """Write ``<toolkit>.lock`` for each toolkit (default: those of the matrix's rows); returns the paths.
+
+    For one that comes from the builder image, ``nvrtc/<toolkit>.lock``.
+    """
+    rows = matrix.load().rows
+    images = {row.toolkit for row in rows if row.toolkit_from == matrix.IMAGE}
     paths = []
-    for toolkit in wanted:
-        path = folder / f"{toolkit}.lock"
-        path.write_text(lock_text(toolkit, pins(toolkit, recipe())), encoding="utf-8")
+    for toolkit in toolkits or sorted({row.toolkit for row in rows}):
+        path = folder / ("nvrtc" if toolkit in images else "") / f"{toolkit}.lock"
+        requests = nvrtc_requests if toolkit in images else toolkit_requests
+        locked = pins(requests(toolkit, recipe()), recipe().platforms)
+        path.write_text(lock_text(toolkit, locked), encoding="utf-8")
         paths.append(path)
     return paths
+
+
+def toolkit_requests(toolkit: str, parts: Recipe) -> list[str]:
+    """What pip is asked for: a compiler of `toolkit`, and programs that read what it makes."""
+    wanted = [(parts.compile, toolkit), (parts.read, parts.read_toolkit)]
+    return [f"{_META}[{','.join(extras)}]=={version}.*" for extras, version in wanted]
+
+
+def nvrtc_requests(toolkit: str, parts: Recipe) -> list[str]:
+    """What pip is asked for: NVRTC of `toolkit` and its headers."""
+    return [f"{_META}[{','.join(parts.nvrtc)}]=={toolkit}.*"]
 
 
 def lock_text(toolkit: str, locked: Sequence[Pin]) -> str:
@@ -58,18 +81,16 @@ def lock_text(toolkit: str, locked: Sequence[Pin]) -> str:
     return header + "".join(pin.line() + "\n" for pin in sorted(locked, key=lambda pin: pin.name))
 
 
-def pins(toolkit: str, parts: Recipe) -> list[Pin]:
+def pins(requests: Sequence[str], platforms: Sequence[str]) -> list[Pin]:
     """Resolve one toolkit: versions from cuda-toolkit's own requirements, hashes for every platform."""
-    requests = [(parts.compile, toolkit), (parts.read, parts.read_toolkit)]
     versions: dict[str, str] = {}
-    for extras, version in requests:
-        report = _ask([f"{_META}[{','.join(extras)}]=={version}.*"], parts.platforms[0], deps=True)
-        for name, found, _ in report:
+    for request in requests:
+        for name, found, _ in _ask([request], platforms[0], deps=True):
             if name != _META:
                 versions.setdefault(name, found)
     exact = [f"{name}=={version}" for name, version in sorted(versions.items())]
     hashes: dict[str, list[str]] = {name: [] for name in versions}
-    for platform in parts.platforms:
+    for platform in platforms:
         for name, _, digest in _ask(exact, platform, deps=False):
             if digest not in hashes[name]:
                 hashes[name].append(digest)

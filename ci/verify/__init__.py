@@ -53,7 +53,7 @@ def verify_wheel(
         raise ConfigError(f"{path}: expected a wheel or a shared library, got no such file.")
     table = matrix_module.load(matrix).on(platform or of_wheel(path).name)
     request = make_request(path, expectations_module.load(expectations), table, expect, row)
-    tool = cuobjdump or default_cuobjdump(request.row.toolkit if request.row else table.rows[-1].toolkit)
+    tool = cuobjdump or default_cuobjdump(table, request.row)
     return judge(gather_facts(path, tool, request.project.python), request)
 
 
@@ -73,8 +73,9 @@ def judge(facts: Facts, request: Request) -> Report:
     return Report(facts, request.archs, request.ptx, row, tuple(verdicts), notes)
 
 
-def default_cuobjdump(toolkit: str) -> Path:
-    """cuobjdump of the locked toolkit, installed into the cache when it is not there yet."""
+def default_cuobjdump(table: matrix_module.Matrix, row: matrix_module.CudaRow | None) -> Path:
+    """cuobjdump of the row's locked toolkit, or of the newest where it has none; installed on first use."""
     from ci import toolchain
 
-    return toolchain.ensure(toolkit) / "bin" / "cuobjdump"
+    chosen = row if row in table.locked_rows else table.locked_rows[-1]
+    return toolchain.ensure(chosen.toolkit) / "bin" / "cuobjdump"

@@ -81,7 +81,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _observe(options: argparse.Namespace) -> int:
     table = matrix.load()
-    tool = options.cuobjdump or default_cuobjdump(table.rows[-1].toolkit)
+    tool = options.cuobjdump or default_cuobjdump(table, None)
     print(observe(gather_facts(options.artifact, tool, table.project.python)), end="")
     return 0
 

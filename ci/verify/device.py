@@ -32,6 +32,8 @@ _SASS_FUNCTION = re.compile(r"^\t\tFunction : (\S+)$")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P(?:\d+|T)\s+)?([A-Z][A-Z0-9_.]*)")
 _SYMBOL = re.compile(r"^([A-Z_]+)\s+(LOCAL|GLOBAL|WEAK)\s+\S+\s+(\S+)\s+(U\s)?\s*(\S*)$")
 _RELEASE = re.compile(rb"Cuda compilation tools, release (\d+\.\d+), V")
+# Start of an ELF file in the format that CUDA 12 writes for sm_90 and older: it has no .note.nv.tkinfo.
+_WITHOUT_NOTE = b"\x7fELF\x02\x01\x01\x33\x07"
 # Placeholders that every image of sm_90 and newer has; the driver fills them in.
 _RESERVED = (".nv.reservedSmem.",)
 
@@ -65,13 +67,18 @@ def read_images(library: Path, cuobjdump: Path) -> tuple[Image, ...]:
 
 
 def read_toolkits(library: Path, cuobjdump: Path) -> tuple[str, ...]:
-    """CUDA releases that the machine-code images name as their compiler, sorted: ``("13.0",)``."""
+    """CUDA releases that the machine-code images name as their compiler, sorted: ``("13.0",)``.
+
+    An image in the format that has no place for it names none.
+    """
     with tempfile.TemporaryDirectory(prefix="flash-kda-cubins-") as folder:
         done = _run([str(cuobjdump), "-xelf", "all", str(library.resolve())], folder)
         cubins = sorted(Path(folder).glob("*.cubin"))
         if done.returncode != 0 and cubins:
             raise ToolchainError(f"{cuobjdump.name} -xelf failed on {library.name}: {done.stderr.strip()}")
-        return tuple(sorted({_release(cubin.read_bytes(), cubin.name) for cubin in cubins}))
+        images = {cubin.name: cubin.read_bytes() for cubin in cubins}
+        telling = {name: data for name, data in images.items() if not data.startswith(_WITHOUT_NOTE)}
+        return tuple(sorted({_release(data, name) for name, data in telling.items()}))
 
 
 def _release(cubin: bytes, name: str) -> str:

@@ -251,8 +251,10 @@ def test_what_is_left_to_other_platforms_is_told_with_its_command(
         return tmp_path / "a.whl"
 
     monkeypatch.setattr(build, "release", released)
-    labels = [row.label for row in matrix.load().rows]
+    labels = [row.label for row in matrix.load().locked_rows]
     told = (
+        "Not built: cu129, whose toolkit is in the builder image.\n"
+        "Next: python -m ci.containers --cuda cu129\n"
         f"Not built: {', '.join(labels)} for aarch64.\n"
         "Next: apt-get install g++-aarch64-linux-gnu && nox -s build_wheels -- --platform aarch64\n"
     )

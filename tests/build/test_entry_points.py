@@ -27,6 +27,8 @@ SESSIONS = {
     "update",
     "import_matrix",
     "import_aarch64",
+    "cibw",
+    "containers",
 }
 INPUTS = sorted(venv.REQUIREMENTS.glob("*.in"))
 LOCKS = sorted(venv.REQUIREMENTS.glob("*.txt"))

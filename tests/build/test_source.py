@@ -61,7 +61,7 @@ def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:
         source.files(tmp_path)
 
 
-def test_outside_git_leftovers_stay_behind_too(tmp_path: Path) -> None:
+def test_outside_git_leftovers_stay_behind_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leftovers = (
         "csrc/a.o",
         "flash_kda/__pycache__/a.pyc",
@@ -72,6 +72,8 @@ def test_outside_git_leftovers_stay_behind_too(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     assert source.files(tmp_path) == ["csrc/a.cu", "setup.py"]
+    monkeypatch.setenv(source.EPOCH, "")
+    monkeypatch.setenv(source.COMMIT, "")
     assert source.revision(tmp_path) == source.Revision(None, False, source.FALLBACK_EPOCH)
 
 
@@ -88,3 +90,34 @@ def test_a_repository_without_a_commit_is_refused(checkout: Path) -> None:
     git(checkout, "checkout", "-q", "--orphan", "empty")
     with pytest.raises(ConfigError, match="git rev-parse failed"):
         source.revision(checkout)
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({}, source.Revision(None, False, source.FALLBACK_EPOCH)),
+        ({source.COMMIT: "", source.EPOCH: ""}, source.Revision(None, False, source.FALLBACK_EPOCH)),
+        (
+            {source.COMMIT: "0123456789", source.EPOCH: "1700000000"},
+            source.Revision("0123456789", False, 1700000000),
+        ),
+        ({source.COMMIT: "0123456789+dirty", source.EPOCH: "5"}, source.Revision("0123456789", True, 5)),
+    ],
+)
+def test_outside_git_the_environment_is_believed(environ: dict[str, str], told: source.Revision) -> None:
+    assert source.told(environ) == told
+    assert told.label == environ.get(source.COMMIT, "")
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({source.COMMIT: "HEAD"}, "expected <sha> or <sha>"),
+        ({source.COMMIT: "0123456789+more"}, "expected <sha> or <sha>"),
+        ({source.EPOCH: "yesterday"}, "expected seconds since 1970"),
+        ({source.EPOCH: "-1"}, "expected seconds since 1970"),
+    ],
+)
+def test_what_is_no_commit_and_no_time_is_refused(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        source.told(environ)

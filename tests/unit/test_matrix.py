@@ -15,7 +15,8 @@ GOOD = matrix.PATH.read_text(encoding="utf-8")
 
 def test_the_checked_in_matrix() -> None:
     found = matrix.load()
-    assert [row.label for row in found.rows] == ["cu130", "cu135"]
+    assert [row.label for row in found.rows] == ["cu130", "cu135", "cu129"]
+    assert [row.label for row in found.locked_rows] == ["cu130", "cu135"]
     assert found.cuda_row("cu130").archs == ("90a", "100a", "103a", "120a")
     assert found.cuda_row("cu135").value == "90a,100a,103a,107a,120a"
     assert found.project.torch_target == "2.10"
@@ -62,8 +63,8 @@ def test_emits_agrees_with_min_cuda() -> None:
 
 def test_unknown_names() -> None:
     found = matrix.load()
-    with pytest.raises(ConfigError, match=r"cu129.*cu130, cu135"):
-        found.cuda_row("cu129")
+    with pytest.raises(ConfigError, match=r"cu128.*cu130, cu135, cu129"):
+        found.cuda_row("cu128")
     with pytest.raises(ConfigError, match=r"11\.8"):
         found.emittable("11.8")
 
@@ -85,10 +86,16 @@ BAD = {
     "number for text": ('torch_target = "2.10"', "torch_target = 2.10", "expected a torch version"),
     "label of another toolkit": ('label = "cu130"', 'label = "cu131"', "expected the label of CUDA 13.0"),
     "repeated label": (
-        'label = "cu135"\ntoolkit = "13.5"\narchs = ["90a", "100a", "103a", "107a", "120a"]',
-        f'label = "cu130"\ntoolkit = "13.0"\n{ROW_130}',
+        'label = "cu135"\ntoolkit = "13.5"\ntoolkit_from = "lock"\narchs = ["90a", "100a", "103a", "107a"',
+        'label = "cu130"\ntoolkit = "13.0"\ntoolkit_from = "lock"\narchs = ["90a", "100a", "103a"',
         "labels without repeats",
     ),
+    "toolkit from elsewhere": (
+        'toolkit_from = "image"',
+        'toolkit_from = "disk"',
+        "expected 'lock' or 'image'",
+    ),
+    "toolkit from nowhere": ('toolkit_from = "image"\n', "", "'toolkit_from' is missing"),
     "toolkit without a record": ('[toolkit."13.0"]', '[toolkit."13.1"]', "expected one of"),
     "no architectures": (ROW_130, "archs = []", "a list without repeats"),
     "repeated architecture": (ROW_130, 'archs = ["90a", "90a"]', "a list without repeats"),
@@ -148,6 +155,11 @@ def test_bad_matrices_are_refused(tmp_path: Path, name: str) -> None:
         _load(tmp_path, GOOD.replace(old, new, 1))
     assert said in str(caught.value)
     assert "matrix.toml" in str(caught.value)
+
+
+def test_rows_that_only_the_image_builds_are_not_enough(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a row with toolkit_from = 'lock'"):
+        _load(tmp_path, GOOD.replace('toolkit_from = "lock"', 'toolkit_from = "image"'))
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
