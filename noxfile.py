@@ -27,7 +27,8 @@ def call(session: nox.Session, module: str, *arguments: str, also: str | None = 
 
 @nox.session
 def build_wheels(session: nox.Session) -> None:
-    """Toolchain, build, repair, verify: every row, or ``-- --cuda cu130``, ``--archs LIST``, ``--slim``."""
+    """Toolchain, build, repair, verify: every row, or ``-- --cuda cu130``, ``--archs LIST``, ``--slim``,
+    ``--platform aarch64``."""
     call(session, "build", also="verify")
 
 
@@ -107,6 +108,12 @@ def diff(session: nox.Session) -> None:
 def import_matrix(session: nox.Session) -> None:
     """Use the wheels under the matrix's Pythons and torches, without a GPU; ``-- --python 3.12`` for one."""
     call(session, "import_check")
+
+
+@nox.session
+def import_aarch64(session: nox.Session) -> None:
+    """Use the wheels in wheels/aarch64 under qemu; ``-- FILE`` for others."""
+    call(session, "import_emulated")
 
 
 @nox.session

@@ -1,5 +1,5 @@
 """One row of the matrix from sources to a verified wheel: ``python -m ci.build [--cuda cu130] [--archs
-90a]``."""
+90a] [--platform aarch64]``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ci import (
     cache,
+    cross,
     import_check,
     matrix,
     plan,
@@ -25,6 +26,7 @@ from ci import (
 )
 from ci.errors import BuildError, run_cli
 from ci.matrix import CudaRow
+from ci.platforms import HOST, PLATFORMS, Platform, check_tools
 from ci.process import CONSOLE, run
 from ci.repair import repair
 from ci.selection import check_archs
@@ -50,19 +52,22 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Tools:
-    """What a build stands on: Python environment, CUDA toolkit, link sysroot."""
+    """What a build stands on: Python environment, CUDA toolkit, link sysroot, what the wheel runs on."""
 
     python: venv.Venv
     cuda_home: Path
     sysroot: Path
+    target: Platform = PLATFORMS[HOST]
 
 
-def tools_for(row: CudaRow) -> Tools:
+def tools_for(row: CudaRow, platform: str = HOST) -> Tools:
     """Everything a build of `row` needs, downloaded or made on first use."""
-    locked = row.toolkit_from == matrix.LOCK
+    locked, target = row.toolkit_from == matrix.LOCK, PLATFORMS[platform]
+    check_tools(target)
     home = toolchain.ensure(row.toolkit) if locked else image.find(row)
     python = venv.locked("build", torch=matrix.load().project.torch_build)
-    return Tools(python, home, sysroot.ensure(python))
+    links = sysroot.ensure(python) if target.native else cross.ensure(python, target, row.toolkit)
+    return Tools(python, home, links, target)
 
 
 def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) -> dict[str, str]:
@@ -78,7 +83,7 @@ def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) 
         "TZ": conditions.timezone,
         "PYTHONHASHSEED": conditions.hash_seed,
         "PYTHONNOUSERSITE": "1",
-        "CXX": "g++",
+        "CXX": tools.target.cxx,
         "CUDA_HOME": str(tools.cuda_home),
         "FLASH_KDA_CUDA_ARCHS": archs,
         "FLASH_KDA_CUDA_ARCHS_STRICT": "1",
@@ -89,6 +94,8 @@ def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) 
         "MAX_JOBS": str(conditions.jobs or work.jobs),
         "NVCC_THREADS": str(conditions.threads or work.threads),
         source.EPOCH: str(revision.epoch),
+        # What Python calls the machine: setuptools tags the wheel with it.
+        **({} if tools.target.native else {"_PYTHON_HOST_PLATFORM": f"linux-{tools.target.name}"}),
     }
 
 
@@ -106,16 +113,17 @@ def build_row(
     *,
     work: Path | None = None,
     conditions: Conditions | None = None,
+    platform: str = HOST,
 ) -> Path:
     """Build, repair and return the wheel of the row `label`, put into `out`; it is not verified here.
 
     `archs` narrows the row (``90a`` or ``90a,100a``); `work` is the folder to build in (default: a temporary
     one). Raises ConfigError, ToolchainError, BuildError or PlatformError.
     """
-    row = matrix.load().cuda_row(label)
+    row = matrix.load().on(platform).cuda_row(label)
     check_archs(archs)
     cache.check_folder(out, "--out")
-    tools = tools_for(row)
+    tools = tools_for(row, platform)
     with tempfile.TemporaryDirectory(prefix="flash-kda-build-") as scratch:
         folder = work or Path(scratch)
         raw = compile_wheel(
@@ -140,12 +148,13 @@ def compile_wheel(row: CudaRow, archs: str, tools: Tools, folder: Path, conditio
         "--no-index",
     ]
     command += ["--no-cache-dir", "--disable-pip-version-check", "-w", dist, "."]
-    log = cache.root() / "logs" / f"build-{row.label}.log"
+    log = cache.root() / "logs" / f"build-{row.label}-{tools.target.name}.log"
     run(
         command,
         title=f"building {row.label} for {archs}",
         error=BuildError,
-        hint=f"read {log}, then: nox -s build_wheels -- --cuda {row.label} --archs {archs.split(',')[0]}",
+        hint=f"read {log}, then: nox -s build_wheels -- --platform {tools.target.name} --cuda {row.label} "
+        f"--archs {archs.split(',')[0]}",
         cwd=sources,
         env=environment(row, archs, tools, conditions),
         log=log,
@@ -180,30 +189,56 @@ def main() -> int:
         metavar="LABEL",
         help="row of ci/matrix.toml (default: every row with a locked toolkit)",
     )
+    parser.add_argument("--platform", default=HOST, metavar="NAME", help=f"such as aarch64 (default: {HOST})")
     lists = parser.add_mutually_exclusive_group()
     lists.add_argument("--archs", help="narrow the architectures, as a comma list")
     lists.add_argument("--slim", action="store_true", help="a wheel of each single architecture of the row")
-    parser.add_argument("--out", type=Path, default=wheels.FOLDER, help="folder for the wheels")
+    parser.add_argument(
+        "--out", type=Path, help="folder for the wheels (default: wheels/, that of the platform in it)"
+    )
     given = parser.parse_args()
     wheels.check_python()
     check_archs(given.archs)
-    table = matrix.load()
+    table = matrix.load().on(given.platform)
+    out = given.out or (wheels.FOLDER if given.platform == HOST else wheels.FOLDER / given.platform)
     for row in [table.cuda_row(label) for label in given.cuda] if given.cuda else table.locked_rows:
         for archs in row.archs if given.slim else [given.archs]:
-            wheel = release(row.label, archs, given.out)
+            wheel = release(row.label, archs, out, given.platform)
             CONSOLE.print(f"[green]{wheel}[/green] {wheel.stat().st_size / 1e6:.2f} MB")
+    if given.cuda is None and given.platform == HOST:
+        _tell_others(table)
     return 0
 
 
-def release(label: str, archs: str | None, out: Path) -> Path:
+def _tell_others(table: matrix.Matrix) -> None:
+    """What the matrix has besides, and the command that builds it."""
+    for row in table.rows:
+        if row not in table.locked_rows:
+            print(
+                f"Not built: {row.label}, whose toolkit is in the builder image.\n"
+                f"Next: python -m ci.containers --cuda {row.label}"
+            )
+    for name, other in table.others.items():
+        labels = ", ".join(row.label for row in other.rows)
+        print(
+            f"Not built: {labels} for {name}.\n"
+            f"Next: apt-get install {PLATFORMS[name].package} && nox -s build_wheels -- --platform {name}"
+        )
+
+
+def release(label: str, archs: str | None, out: Path, platform: str = HOST) -> Path:
     """Build the row `label` and put its wheel into `out` once it is verified and was imported, with its
     provenance beside it.
 
-    A wheel that fails stays in ``out/unverified``, to be looked at; the CiError says why.
+    One of another platform cannot be imported here: a line names the command that emulates it.  A wheel that
+    fails stays in ``out/unverified``, to be looked at; the CiError says why.
     """
-    wheel = build_row(label, archs, out / "unverified")
+    wheel = build_row(label, archs, out / "unverified", platform=platform)
     wheels.verify(wheel, archs, out / "reports")
-    import_check.check(wheel)
+    if PLATFORMS[platform].native:
+        import_check.check(wheel)
+    else:
+        print(f"Not imported: {wheel.name} is for {platform}.\nNext: nox -s import_{platform}")
     done = wheel.replace(out / wheel.name)
     provenance.write(done)
     if not any(wheel.parent.iterdir()):

@@ -98,18 +98,24 @@ def status(info: matrix.ArchInfo, records: Path) -> str:
     return f"{RUN} ({'; '.join(said)})"
 
 
+def wheels_with(target: arch.Target, found: matrix.Matrix) -> str:
+    """Labels of the wheels that hold `target`, those of other platforms after the platform's name."""
+    every = {"": found.locked_rows, **{f"{name}: ": found.on(name).locked_rows for name in found.others}}
+    labels = {name: [row.label for row in rows if target.name in row.archs] for name, rows in every.items()}
+    return "; ".join(f"{name}{', '.join(some)}" for name, some in labels.items() if some)
+
+
 def gpu_table(found: matrix.Matrix, records: Path = RECORDS) -> str:
     """Which GPUs the wheels serve, and how far each architecture was tried."""
     rows = []
     for kernel in arch.KERNEL_TARGETS:
         target = kernel.target
-        wheels = [row.label for row in found.locked_rows if target.name in row.archs]
         rows.append(
             (
                 ", ".join(kernel.gpus),
                 f"{target.major}.{target.minor}",
                 f"`{target.name}`",
-                ", ".join(wheels) or "on request",
+                wheels_with(target, found) or "on request",
                 status(found.archs[target.name], records),
             )
         )

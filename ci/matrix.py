@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.archs import arch
 from ci.errors import ConfigError
+from ci.platforms import HOST, PLATFORMS
 from ci.toml import Table, open_table
 
 PATH = Path(__file__).with_name("matrix.toml")
@@ -29,6 +30,11 @@ class Project:
     def python(self) -> str:
         """The oldest Python served: ``3.10`` of ``cp310``."""
         return f"{self.python_tag[2]}.{self.python_tag[3:]}"
+
+    @property
+    def platform(self) -> str:
+        """The last word of the platform tag, ``x86_64``."""
+        return self.plat.split("_", 3)[3]
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,14 @@ def archs_of_label(label: str) -> str | None:
 
 
 @dataclass(frozen=True)
+class Other:
+    """A platform whose wheels are made on another machine: its tag and its rows."""
+
+    plat: str
+    rows: tuple[CudaRow, ...]
+
+
+@dataclass(frozen=True)
 class ArchInfo:
     """What is known of one architecture beyond the kernel table: how far it was tried."""
 
@@ -94,16 +108,32 @@ class GpuRow:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The whole file; ``emits`` maps a toolkit to the targets it emits."""
+    """The whole file; ``emits`` maps a toolkit to the targets it emits.
+
+    ``project.plat`` and ``rows`` are those of the machine that builds; `on` gives those of another platform.
+    """
 
     project: Project
     rows: tuple[CudaRow, ...]
+    others: Mapping[str, Other]
     archs: Mapping[str, ArchInfo]
     test_python: tuple[str, ...]
     test_torch: tuple[str, ...]
     dsl: tuple[str, ...]
     emits: Mapping[str, frozenset[arch.Target]]
     gpus: tuple[GpuRow, ...]
+
+    def on(self, platform: str) -> Matrix:
+        """The same with the tag and rows of `platform` (``aarch64``); ConfigError naming those there are."""
+        if platform == HOST:
+            return self
+        if platform not in self.others:
+            names = ", ".join([HOST, *self.others])
+            raise ConfigError(
+                f"no platform {platform!r} in ci/matrix.toml; it has {names}.\nNext: name one of them"
+            )
+        other = self.others[platform]
+        return replace(self, project=replace(self.project, plat=other.plat), rows=other.rows)
 
     @property
     def locked_rows(self) -> tuple[CudaRow, ...]:
@@ -142,7 +172,8 @@ def load(path: Path | None = None) -> Matrix:
     emits = _read_toolkits(top)
     project = _read_project(top)
     rows = _read_rows(top, emits)
-    archs = _read_archs(top, rows)
+    others = _read_others(top, rows, emits)
+    archs = _read_archs(top, (*rows, *(row for other in others.values() for row in other.rows)))
     gpus = _read_gpus(top, archs)
     test = top.table("test")
     python = test.texts("python", r"3\.[0-9]+", "Python versions such as '3.10'")
@@ -150,7 +181,7 @@ def load(path: Path | None = None) -> Matrix:
     test.done()
     dsl = _read_dsl(top)
     top.done()
-    matrix = Matrix(project, rows, archs, python, torch, dsl, emits, gpus)
+    matrix = Matrix(project, rows, others, archs, python, torch, dsl, emits, gpus)
     _check_floors(source.name, matrix)
     return matrix
 
@@ -182,7 +213,7 @@ def _read_project(top: Table) -> Project:
         torch_build=reader.text("torch_build", r"[0-9]+\.[0-9]+\.[0-9]+", "a torch version such as '2.13.0'"),
         torch_target=reader.text("torch_target", r"[0-9]+\.[0-9]+", "a torch version such as '2.10'"),
         python_tag=reader.text("python_tag", r"cp3[0-9]+", "a CPython tag such as 'cp310'"),
-        plat=reader.text("plat", r"manylinux_[0-9]+_[0-9]+_(x86_64|aarch64)", "a manylinux tag"),
+        plat=reader.text("plat", rf"manylinux_[0-9]+_[0-9]+_{HOST}", f"a manylinux tag of {HOST}"),
     )
     reader.done()
     return project
@@ -218,21 +249,56 @@ def _read_row(reader: Table, emits: Mapping[str, frozenset[arch.Target]]) -> Cud
     origin = reader.text("toolkit_from", f"{LOCK}|{IMAGE}", f"'{LOCK}' or '{IMAGE}'")
     if toolkit not in emits:
         raise reader.fail("toolkit", f"one of {', '.join(emits)} (or a new [toolkit] entry)", toolkit)
-    supported = {row.target: row for row in arch.KERNEL_TARGETS}
-    if reader.left.get("archs") == "all":
-        reader.take("archs")
-        targets = tuple(t for t, row in supported.items() if row.default_in_all and t in emits[toolkit])
-    else:
-        targets = _targets(reader, "archs")
+    archs = _read_row_archs(reader, "archs", toolkit, emits[toolkit])
     reader.done()
+    return CudaRow(label, toolkit, origin, archs)
+
+
+def _read_row_archs(reader: Table, key: str, toolkit: str, emits: frozenset[arch.Target]) -> tuple[str, ...]:
+    supported = {row.target: row for row in arch.KERNEL_TARGETS}
+    if reader.left.get(key) == "all":
+        reader.take(key)
+        targets = tuple(t for t, row in supported.items() if row.default_in_all and t in emits)
+    else:
+        targets = _targets(reader, key)
     for target in targets:
         if target not in supported:
-            raise reader.fail("archs", f"targets with kernels ({_names(supported)})", target.name)
-        if target not in emits[toolkit]:
-            raise reader.fail(
-                "archs", f"targets CUDA {toolkit} emits ({_names(emits[toolkit])})", target.name
-            )
-    return CudaRow(label, toolkit, origin, tuple(target.name for target in sorted(targets)))
+            raise reader.fail(key, f"targets with kernels ({_names(supported)})", target.name)
+        if target not in emits:
+            raise reader.fail(key, f"targets CUDA {toolkit} emits ({_names(emits)})", target.name)
+    return tuple(target.name for target in sorted(targets))
+
+
+def _read_others(
+    top: Table, rows: tuple[CudaRow, ...], emits: Mapping[str, frozenset[arch.Target]]
+) -> dict[str, Other]:
+    table = top.table("platform")
+    known = [name for name in PLATFORMS if name != HOST]
+    others = {}
+    for name in list(table.left):
+        if name not in known:
+            raise table.fail(name, f"one of {', '.join(known)} (ci/platforms.py)", name)
+        reader = table.table(name)
+        plat = reader.text("plat", rf"manylinux_[0-9]+_[0-9]+_{name}", f"a manylinux tag of {name}")
+        others[name] = Other(plat, _read_other_rows(reader, rows, emits))
+        reader.done()
+    return others
+
+
+def _read_other_rows(
+    reader: Table, rows: tuple[CudaRow, ...], emits: Mapping[str, frozenset[arch.Target]]
+) -> tuple[CudaRow, ...]:
+    """Rows as they are, but for their architectures; those that are not named are left out."""
+    table = reader.table("archs")
+    named = [row for row in rows if row.label in table.left]
+    found = tuple(
+        replace(row, archs=_read_row_archs(table, row.label, row.toolkit, emits[row.toolkit]))
+        for row in named
+    )
+    table.done()
+    if not found:
+        raise reader.fail("archs", f"architectures for some of {', '.join(r.label for r in rows)}", {})
+    return found
 
 
 def _names(targets: Mapping[arch.Target, object] | frozenset[arch.Target]) -> str:

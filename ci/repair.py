@@ -22,12 +22,19 @@ from pathlib import Path
 from ci import matrix, sbom
 from ci.errors import ConfigError, MetadataError, PlatformError, run_cli
 from ci.extension import record
+from ci.platforms import of_wheel
 from ci.process import run
 from ci.toml import read_toml
 from ci.venv import Venv, locked
 
 # Read as data: the code that checks it needs packages that a repair does without.
 PLATFORM = Path(__file__).resolve().parent.parent / "wheels" / "expectations" / "platform.toml"
+# auditwheel goes by the wheel's own platform, but for the values that it takes for --plat: those of the
+# machine it runs on, so it is told another one.
+_AUDITWHEEL = (
+    "import platform, runpy; platform.machine = lambda: {!r}; "
+    "runpy.run_module('auditwheel', run_name='__main__')"
+)
 _ZIP_EPOCH = 315532800  # 1980-01-01: the earliest date a zip can hold
 
 
@@ -37,13 +44,13 @@ def excludes() -> tuple[str, ...]:
 
 
 def repair(wheel: Path, out: Path, tools: Venv, epoch: int) -> Path:
-    """Check that `wheel` keeps to the platform tag of the matrix, set the tag, add the bill of materials,
+    """Check that `wheel` keeps to the matrix's tag for its platform, set the tag, add the bill of materials,
     write the canonical zip to `out`.
 
     `epoch` (seconds since 1970) dates every file in it.  Raises PlatformError when the wheel needs newer
     symbols or other libraries than the tag allows, or when auditwheel leaves no wheel behind.
     """
-    plat = matrix.load().project.plat
+    plat = matrix.load().on(of_wheel(wheel).name).project.plat
     with tempfile.TemporaryDirectory(prefix="flash-kda-repair-") as scratch:
         _audit(wheel, Path(scratch), tools, plat, epoch)
         repaired = _only_wheel(Path(scratch), wheel, plat)
@@ -54,7 +61,8 @@ def repair(wheel: Path, out: Path, tools: Venv, epoch: int) -> Path:
 
 
 def _audit(wheel: Path, scratch: Path, tools: Venv, plat: str, epoch: int) -> None:
-    command: list[str | Path] = [tools.python, "-m", "auditwheel", "repair", "--plat", plat, "--only-plat"]
+    program = _AUDITWHEEL.format(of_wheel(wheel).name)
+    command: list[str | Path] = [tools.python, "-c", program, "repair", "--plat", plat, "--only-plat"]
     for name in excludes():
         command += ["--exclude", name]
     command += ["-w", scratch, wheel]

@@ -1,6 +1,6 @@
 """Builds one row twice under different conditions and compares the bytes.
 
-``python -m ci.reproduce [--cuda LABEL] [--archs LIST] [--against WHEEL]``.
+``python -m ci.reproduce [--cuda LABEL] [--archs LIST] [--platform NAME] [--against WHEEL]``.
 
 The two builds differ in folder, job and thread count, umask, time zone, locale, hash seed, file dates and
 clock; the wheels must not.  ``--against FILE`` builds once and compares with a wheel somebody else built.
@@ -23,6 +23,7 @@ from elftools.elf.elffile import ELFFile
 
 from ci import build, matrix
 from ci.errors import ConfigError, ReproducibilityError, run_cli
+from ci.platforms import HOST
 from ci.process import CONSOLE
 
 FIRST = build.Conditions(jobs=1, threads=1)
@@ -103,14 +104,15 @@ def first_difference(a: bytes, b: bytes) -> str:
     return f"{sizes}first at offset {at}: {a[context]!r} against {b[context]!r}"
 
 
-def reproduce(label: str, archs: str | None, against: Path | None) -> str:
+def reproduce(label: str, archs: str | None, against: Path | None, platform: str = HOST) -> str:
     """Build twice (or once, beside `against`) and compare; returns the common sha256.
 
     Raises ReproducibilityError naming each wheel member and ELF section that differs.
     """
     with tempfile.TemporaryDirectory(prefix="flash-kda-") as scratch:
-        first = against or _built(label, archs, Path(scratch, "one"), FIRST)
-        second = _built(label, archs, Path(scratch, "two", "a-folder-further-down"), SECOND)
+        first = against or _built(label, archs, Path(scratch, "one"), FIRST, platform)
+        further = Path(scratch, "two", "a-folder-further-down")
+        second = _built(label, archs, further, SECOND, platform)
         differences = compare(first, second)
         if differences:
             kept = "\n".join(f"  {difference}" for difference in differences)
@@ -122,28 +124,29 @@ def reproduce(label: str, archs: str | None, against: Path | None) -> str:
         return hashlib.sha256(second.read_bytes()).hexdigest()
 
 
-def _built(label: str, archs: str | None, folder: Path, conditions: build.Conditions) -> Path:
+def _built(label: str, archs: str | None, folder: Path, conditions: build.Conditions, platform: str) -> Path:
     folder.mkdir(parents=True)
-    return build.build_row(label, archs, folder / "wheels", work=folder, conditions=conditions)
+    out = folder / "wheels"
+    return build.build_row(label, archs, out, work=folder, conditions=conditions, platform=platform)
 
 
 def main() -> int:
     """Command line."""
-    rows = [row.label for row in matrix.load().locked_rows]
+    first = matrix.load().locked_rows[0].label
     parser = argparse.ArgumentParser(
         prog="python -m ci.reproduce", description="Build twice, compare the bytes."
     )
-    parser.add_argument(
-        "--cuda", action="append", metavar="LABEL", help=f"row, or 'all' (default: {rows[0]})"
-    )
+    parser.add_argument("--cuda", action="append", metavar="LABEL", help=f"row, or 'all' (default: {first})")
     parser.add_argument("--archs", help="narrow the architectures, as a comma list")
+    parser.add_argument("--platform", default=HOST, metavar="NAME", help=f"such as aarch64 (default: {HOST})")
     parser.add_argument("--against", type=Path, metavar="WHEEL", help="compare one build with this wheel")
     given = parser.parse_args()
     if given.against is not None and not given.against.is_file():
         raise ConfigError(f"--against {given.against}: no such file.\nNext: nox -s build_wheels")
-    labels = given.cuda or rows[:1]
+    rows = [row.label for row in matrix.load().on(given.platform).locked_rows]
+    labels = given.cuda or [first]
     for label in rows if labels == ["all"] else labels:
-        digest = reproduce(label, given.archs, given.against)
+        digest = reproduce(label, given.archs, given.against, given.platform)
         CONSOLE.print(f"[green]same bytes[/green] {label}: sha256 {digest}")
     return 0
 

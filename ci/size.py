@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ci import matrix, wheels
+from ci import matrix, platforms, wheels
 from ci.archs import arch
 from ci.errors import ConfigError, missing_package, run_cli
 
@@ -75,7 +75,8 @@ def _show(name: str, size: SizeBudget) -> None:
 
 def _write(measured: Mapping[str, SizeBudget], path: Path) -> None:
     known = load_sizes(path) if path.is_file() else Sizes(growth=5, rows={})
-    rows = {row.label for row in matrix.load().rows}
+    table = matrix.load()
+    rows = {platforms.line(row.label, name) for name in platforms.PLATFORMS for row in table.on(name).rows}
     if foreign := sorted(set(measured) - rows):
         raise ConfigError(
             f"--write: expected wheels of whole rows ({', '.join(sorted(rows))}), got {', '.join(foreign)}.\n"
@@ -96,8 +97,9 @@ def main() -> int:
         facts = facts_of(wheel)
         if facts.wheel is None:
             raise ConfigError(f"{wheel}: expected a wheel.\nNext: nox -s build_wheels")
-        measured[label_of(facts.wheel.version)] = measure(facts)
-        _show(wheel.name, measured[label_of(facts.wheel.version)])
+        name = platforms.line(label_of(facts.wheel.version), platforms.of_wheel(wheel).name)
+        measured[name] = measure(facts)
+        _show(wheel.name, measured[name])
     if given.write:
         _write(measured, LEDGER)
     return 0

@@ -25,6 +25,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
 
 from ci.errors import ToolchainError, run_cli
+from ci.platforms import HOST, PLATFORMS, Platform
 
 GLIBC = ("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux")
 SYSTEM = (*GLIBC, "libstdc++.so", "libgcc_s.so")
@@ -83,33 +84,44 @@ def _version_origins(elf: ELFFile) -> Iterator[tuple[int, tuple[str, str]]]:
             yield version["vna_other"], (str(library.name), str(version.name))
 
 
-def write(folder: Path) -> list[str]:
-    """Put a stub of each missing library into `folder`; returns their names."""
+def write(folder: Path, target: Platform = PLATFORMS[HOST]) -> list[str]:
+    """Put a stub of each missing library into `folder`, which is of `target`; returns their names."""
     wanted = read(folder)
     names = sorted(wanted.libraries)
     for position, name in enumerate(names):
         # An unversioned symbol does not say which library has it; lookup is global, so any one will do.
         loose = wanted.loose if position == 0 else set()
         versions = {version: have for (library, version), have in wanted.versioned.items() if library == name}
-        _link(folder / name, versions, loose)
+        link(folder / name, versions, loose, target)
     return names
 
 
-def _link(path: Path, versioned: Mapping[str, set[str]], loose: set[str]) -> None:
+def link(
+    path: Path, versioned: Mapping[str, set[str]], loose: set[str], target: Platform = PLATFORMS[HOST]
+) -> None:
+    """Make a library of `target` at `path` that defines the names of `versioned`, by version, and `loose`."""
     symbols = sorted(loose.union(*versioned.values()))
     code = [f".globl {name}\n.type {name},@function\n{name}:" for name in symbols]
-    body = f"movl ${INSUFFICIENT_DRIVER}, %eax\nret\n"
+    body = target.returns.format(INSUFFICIENT_DRIVER)
     nodes = [f"{version} {{ {'; '.join(sorted(names))}; }};" for version, names in versioned.items()]
     with tempfile.TemporaryDirectory() as scratch:
         source, script = Path(scratch, "stub.s"), Path(scratch, "stub.map")
         source.write_text("\n".join([".text", *code, body, '.section .note.GNU-stack,"",@progbits', ""]))
         script.write_text("\n".join(nodes) + "\n")
-        command = ["g++", "-shared", "-nostdlib", f"-Wl,-soname,{path.name}", "-o", str(path), str(source)]
+        command = [
+            target.cxx,
+            "-shared",
+            "-nostdlib",
+            f"-Wl,-soname,{path.name}",
+            "-o",
+            str(path),
+            str(source),
+        ]
         command += [f"-Wl,--version-script,{script}"] if nodes else []
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         raise ToolchainError(
-            f"linking the stub {path.name} failed:\n{done.stderr}\nNext: apt-get install g++"
+            f"linking the stub {path.name} failed:\n{done.stderr}\nNext: apt-get install {target.package}"
         )
 
 

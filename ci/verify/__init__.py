@@ -1,6 +1,7 @@
 """Verification of a built wheel or library: facts are gathered, each concern judges them, a report is made.
 
-``python -m ci.verify WHEEL_OR_SO [--expect 90a,100a] [--row cu130] [--json] [--cuobjdump PATH]``
+``python -m ci.verify WHEEL_OR_SO [--expect 90a,100a] [--row cu130] [--platform aarch64] [--json]
+[--cuobjdump PATH]``
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from ci import matrix as matrix_module
 from ci.errors import ConfigError, missing_package
+from ci.platforms import of_wheel
 from ci.verify import expectations as expectations_module
 
 try:
@@ -32,6 +34,7 @@ def verify_wheel(
     *,
     expect: str | None = None,
     row: str | None = None,
+    platform: str | None = None,
     cuobjdump: Path | None = None,
     expectations: Path | None = None,
     matrix: Path | None = None,
@@ -39,15 +42,16 @@ def verify_wheel(
     """Verify a wheel, or a shared library given alone (then without the checks of the archive).
 
     `expect` is a list of architectures such as ``90a,100f+PTX`` (default: the row's), `row` a label of
-    ``ci/matrix.toml`` (default: the one in the wheel's name), `cuobjdump` the program (default: that of the
-    row's locked toolkit), `expectations` and `matrix` other files, for tests.
+    ``ci/matrix.toml`` (default: the one in the wheel's name), `platform` what it runs on (default: by the
+    wheel's name, the building machine's for a library), `cuobjdump` the program (default: that of the row's
+    locked toolkit), `expectations` and `matrix` other files, for tests.
 
     Returns the report whatever it says; ``Report.raise_on_failure`` raises the CiError of the first failure.
     Raises ConfigError, ToolchainError or MetadataError when the artifact could not be judged at all.
     """
     if not path.is_file():
         raise ConfigError(f"{path}: expected a wheel or a shared library, got no such file.")
-    table = matrix_module.load(matrix)
+    table = matrix_module.load(matrix).on(platform or of_wheel(path).name)
     request = make_request(path, expectations_module.load(expectations), table, expect, row)
     tool = cuobjdump or default_cuobjdump(table, request.row)
     return judge(gather_facts(path, tool, request.project.python), request)

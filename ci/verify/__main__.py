@@ -40,6 +40,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--row", metavar="LABEL", help="row of ci/matrix.toml (default: the wheel's local label)"
     )
+    parser.add_argument(
+        "--platform",
+        metavar="NAME",
+        help="such as aarch64 (default: by the wheel's name; x86_64 for a library)",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--cuobjdump", type=Path, metavar="PATH", help="default: that of the locked toolkit")
     parser.add_argument("--expectations", type=Path, metavar="FOLDER", help="default: wheels/expectations")
@@ -63,6 +68,7 @@ def _verify(options: argparse.Namespace) -> int:
         options.artifact,
         expect=options.expect,
         row=options.row,
+        platform=options.platform,
         cuobjdump=options.cuobjdump,
         expectations=options.expectations,
     )

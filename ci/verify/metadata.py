@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from ci import platforms
 from ci.errors import MetadataError
 from ci.matrix import CudaRow, archs_of_label, row_of_label
 from ci.verify.build_record import check_files, check_form
@@ -177,8 +178,10 @@ def check_size(libraries: Iterable[Library], wheel: Wheel, request: Request) -> 
 def _check_ledger(
     sheet: Sheet, libraries: tuple[Library, ...], wheel: Wheel, request: Request, row: CudaRow
 ) -> None:
-    file, ledger = wheel.filename, request.sizes.rows.get(row.label)
-    if not sheet.check(ledger is not None, file, "line in size.toml", row.label, "none") or ledger is None:
+    file = wheel.filename
+    name = platforms.line(row.label, platforms.of_wheel(Path(file)).name)
+    ledger = request.sizes.rows.get(name)
+    if not sheet.check(ledger is not None, file, "line in size.toml", name, "none") or ledger is None:
         return
 
     def within(what: str, budget: int | None, size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ci.errors import ConfigError, InstructionError, ResourceError, SassError
+from ci.platforms import HOST
 from ci.verify.expectations import EVERY_ARCH, Budget, KernelGroup, LibraryExpectation
 from ci.verify.facts import Image, Kernel, Library
 from ci.verify.request import Request
@@ -37,8 +38,10 @@ def rebuild_command(request: Request) -> str:
     wanted = ",".join(f"{name}+PTX" if name in request.ptx else name for name in request.archs)
     if request.row is None:
         return f"FLASH_KDA_CUDA_ARCHS={wanted} pip wheel --no-build-isolation --no-deps ."
-    whole = wanted == request.row.value
-    return f"nox -s build_wheels -- --cuda {request.row.label}" + ("" if whole else f" --archs {wanted}")
+    platform = request.project.platform
+    elsewhere = "" if platform == HOST else f" --platform {platform}"
+    narrowed = "" if wanted == request.row.value else f" --archs {wanted}"
+    return f"nox -s build_wheels -- --cuda {request.row.label}{elsewhere}{narrowed}"
 
 
 def _check_images(sheet: Sheet, library: Library, expected: LibraryExpectation, request: Request) -> None:

@@ -77,3 +77,21 @@ def make_library(tmp_path: Path) -> MakeLibrary:
         return path
 
     return make
+
+
+@pytest.fixture
+def make_foreign(tmp_path: Path, tools: venv.Venv) -> MakeLibrary:
+    """Compile C text into an aarch64 library, with the zig of the build; the same call as `make_library`."""
+
+    def make(name: str, text: str, *arguments: str) -> Path:
+        source, path = tmp_path / "sources" / f"{name}.c", tmp_path / name
+        source.parent.mkdir(exist_ok=True)
+        source.write_text(text)
+        command = [str(tools.python), "-m", "ziglang", "cc", "-target", "aarch64-linux-gnu.2.28", "-nostdlib"]
+        command += ["-shared", "-fPIC", "-s", "-o", str(path), str(source), *arguments]
+        zig = str(tmp_path / "zig")
+        env = {"PATH": "/usr/bin:/bin", "ZIG_GLOBAL_CACHE_DIR": zig, "ZIG_LOCAL_CACHE_DIR": zig}
+        subprocess.run(command, check=True, cwd=tmp_path, env=env)
+        return path
+
+    return make

@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ci import build, cache, import_check, matrix, provenance, sbom, source, wheels
+from ci import build, cache, import_check, matrix, provenance, sbom, source, venv, wheels
 from ci.errors import BuildError, ConfigError, SassError, ToolchainError
+from ci.platforms import PLATFORMS
 from ci.venv import Venv
 
 pytest_plugins = ["handmade"]
@@ -66,6 +68,26 @@ def test_conditions_reach_the_environment(tools_by_hand: build.Tools) -> None:
     assert [env[name] for name in names] == ["5", "6", "Asia/Tokyo", "C", "9"]
 
 
+def test_a_build_for_another_machine_differs_in_compiler_and_name(tools_by_hand: build.Tools) -> None:
+    here = build.environment(ROW, ROW.value, tools_by_hand, build.Conditions())
+    foreign = replace(tools_by_hand, target=PLATFORMS["aarch64"])
+    there = build.environment(ROW, ROW.value, foreign, build.Conditions())
+    changed = {name: there[name] for name in there if there[name] != here.get(name)}
+    assert changed == {"CXX": "aarch64-linux-gnu-g++", "_PYTHON_HOST_PLATFORM": "linux-aarch64"}
+    assert set(here) < set(there)
+
+
+def test_without_its_compiler_a_platform_is_refused_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(venv, "locked", lambda *_arguments, **_options: pytest.fail("went on"))
+    with pytest.raises(ToolchainError, match=r"\nNext: apt-get install g\+\+-aarch64-linux-gnu"):
+        build.build_row(ROW.label, None, tmp_path, platform="aarch64")
+    with pytest.raises(ConfigError, match=r"no platform 'riscv64'"):
+        build.build_row(ROW.label, None, tmp_path, platform="riscv64")
+
+
 def test_an_unknown_row_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no CUDA row.*\nNext: "):
         build.build_row("cu000")
@@ -75,7 +97,7 @@ def test_an_unknown_row_is_refused() -> None:
 def test_a_wrong_list_of_architectures_is_refused_before_anything_else(
     archs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "tools_for", lambda _row: pytest.fail("went on"))
+    monkeypatch.setattr(build, "tools_for", lambda *_: pytest.fail("went on"))
     with pytest.raises(ConfigError, match=r"^--archs .*\nNext: "):
         build.build_row(ROW.label, archs, tmp_path)
     monkeypatch.setattr(sys, "argv", ["ci.wheels", "--archs", archs, str(tmp_path / "none.whl")])
@@ -86,7 +108,7 @@ def test_a_wrong_list_of_architectures_is_refused_before_anything_else(
 def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "tools_for", lambda _row: pytest.fail("went on"))
+    monkeypatch.setattr(build, "tools_for", lambda *_: pytest.fail("went on"))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"/file/x/y: expected a folder .*\nNext: .* --out"):
         build.build_row(ROW.label, None, tmp_path / "file" / "x" / "y")
@@ -165,7 +187,7 @@ with zipfile.ZipFile(sys.argv[1], "w") as archive:
 def test_an_unverified_wheel_does_not_reach_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def built(_label: str, _archs: str | None, out: Path) -> Path:
+    def built(_label: str, _archs: str | None, out: Path, **_options: str) -> Path:
         out.mkdir(parents=True)
         wheel = out / "flash_kda-0.whl"
         wheel.write_bytes(b"")
@@ -189,11 +211,29 @@ def test_an_unverified_wheel_does_not_reach_the_folder(
     assert said == [tmp_path / "flash_kda-0.whl"]
 
 
+def test_a_wheel_of_another_machine_is_verified_and_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def built(_label: str, _archs: str | None, out: Path, platform: str) -> Path:
+        out.mkdir(parents=True)
+        (out / f"{platform}.whl").touch()
+        return out / f"{platform}.whl"
+
+    verified: list[Path] = []
+    monkeypatch.setattr(build, "build_row", built)
+    monkeypatch.setattr(wheels, "verify", lambda wheel, *_rest: verified.append(wheel))
+    monkeypatch.setattr(import_check, "check", lambda _wheel: pytest.fail("imported"))
+    monkeypatch.setattr(provenance, "write", lambda _wheel: None)
+    assert build.release(ROW.label, None, tmp_path, "aarch64") == tmp_path / "aarch64.whl"
+    assert [path.name for path in verified] == ["aarch64.whl"]
+    assert "Not imported: aarch64.whl" in capsys.readouterr().out
+
+
 def built_by(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[tuple[str, str | None]]:
     """What ``ci.build`` releases with these options."""
     asked: list[tuple[str, str | None]] = []
 
-    def released(label: str, archs: str | None, out: Path) -> Path:
+    def released(label: str, archs: str | None, out: Path, _platform: str) -> Path:
         asked.append((label, archs))
         assert out == wheels.FOLDER
         return Path(__file__)
@@ -234,6 +274,34 @@ def test_the_version_says_which_list_it_was(archs: str) -> None:
 def test_what_is_made_in_wheels_is_ignored_by_git(name: str) -> None:
     done = subprocess.run(["git", "check-ignore", "-q", f"wheels/{name}"], cwd=source.ROOT, check=False)
     assert done.returncode == 0
+
+
+def test_what_is_left_to_other_platforms_is_told_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, Path, str]] = []
+
+    def released(label: str, _archs: str | None, out: Path, platform: str) -> Path:
+        asked.append((label, out, platform))
+        (tmp_path / "a.whl").touch()
+        return tmp_path / "a.whl"
+
+    monkeypatch.setattr(build, "release", released)
+    labels = [row.label for row in matrix.load().locked_rows]
+    told = (
+        "Not built: cu129, whose toolkit is in the builder image.\n"
+        "Next: python -m ci.containers --cuda cu129\n"
+        f"Not built: {', '.join(labels)} for aarch64.\n"
+        "Next: apt-get install g++-aarch64-linux-gnu && nox -s build_wheels -- --platform aarch64\n"
+    )
+    cases = {(): told, ("--cuda", ROW.label): "", ("--platform", "aarch64"): ""}
+    for words, said in cases.items():
+        monkeypatch.setattr(sys, "argv", ["ci.build", *words])
+        assert build.main() == 0
+        assert capsys.readouterr().out == said
+    here, there = wheels.FOLDER, wheels.FOLDER / "aarch64"
+    assert asked[: len(labels)] == [(label, here, "x86_64") for label in labels]
+    assert asked[-len(labels) :] == [(label, there, "aarch64") for label in labels]
 
 
 def test_verifying_no_wheel_is_an_error(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SESSIONS = ["lint", "build_wheels", "reproduce", "tests"]
+AARCH64 = "build_wheels -- --platform aarch64"
+SESSIONS = ["lint", "build_wheels", AARCH64, "reproduce", "tests"]
 SUMMARY = "===== 1 failed, 2 passed in 0.10s ====="
 
 PYTHON = """#!/bin/sh
@@ -17,9 +18,9 @@ PYTHON = """#!/bin/sh
 exit 0
 """
 NOX = """#!/bin/sh
-echo "$2" >> "{log}"
-[ "$2" = tests ] && echo "{summary}" && echo "nox > Session tests ended."
-[ "$2" != "{broken}" ]
+shift; echo "$*" >> "{log}"
+[ "$*" = tests ] && echo "{summary}" && echo "nox > Session tests ended."
+[ "$*" != "{broken}" ]
 """
 
 
@@ -28,7 +29,7 @@ def run(folder: Path, broken: str) -> tuple[int, list[str], list[str]]:
     log = folder / "sessions"
     programs = {
         "python3": PYTHON,
-        **dict.fromkeys(("pip", "g++", "git"), "#!/bin/sh\n"),
+        **dict.fromkeys(("pip", "g++", "aarch64-linux-gnu-g++", "git"), "#!/bin/sh\n"),
         "apt-get": "#!/bin/sh\nexit 1\n",  # nothing is missing; the real one would change the machine
         "nox": NOX.format(log=log, summary=SUMMARY, broken=broken),
     }
@@ -42,7 +43,7 @@ def run(folder: Path, broken: str) -> tuple[int, list[str], list[str]]:
         env={"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin"},
         timeout=60,
     )
-    return done.returncode, log.read_text().split(), done.stdout.splitlines()
+    return done.returncode, log.read_text().splitlines(), done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("broken", SESSIONS)

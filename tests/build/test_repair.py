@@ -28,6 +28,8 @@ NEW_GLIBC = """
 int f(void* (*g)(void*)) { pthread_t t; return pthread_create(&t, 0, g, 0); }
 """
 TAG = "cp310-abi3-linux_x86_64"
+RECORD = {**BUILD_RECORD, "source": {"commit": None, "dirty": None, "sha256": "0" * 64}}
+RECORDED = {"flash_kda/build_record.json": json.dumps(RECORD)}
 
 
 def test_members_in_another_order_date_and_mode_give_the_same_bytes(
@@ -106,8 +108,7 @@ def test_a_harmless_library_passes_and_torch_stays_outside(
 ) -> None:
     make_library("libtorch.so", "int torch() { return 1; }")
     library = make_library("_C.abi3.so", "int torch(); int f() { return torch(); }", "-L.", "-ltorch")
-    record = {**BUILD_RECORD, "source": {"commit": None, "dirty": None, "sha256": "0" * 64}}
-    files = {"flash_kda/_C.abi3.so": library.read_bytes(), "flash_kda/build_record.json": json.dumps(record)}
+    files = {"flash_kda/_C.abi3.so": library.read_bytes(), **RECORDED}
     repaired = repair.repair(make_wheel(files, tag=TAG), tmp_path / "out", tools, EPOCH)
     assert repaired.name == "flash_kda-0.1.0-cp310-abi3-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(repaired) as archive:
@@ -115,7 +116,7 @@ def test_a_harmless_library_passes_and_torch_stays_outside(
         wheel_file = archive.read("flash_kda-0.1.0.dist-info/WHEEL").decode()
         materials = archive.read(f"flash_kda-0.1.0.dist-info/{sbom.MEMBER}").decode()
         assert sbom.MEMBER in archive.read("flash_kda-0.1.0.dist-info/RECORD").decode()
-    assert materials == sbom.make(record, EPOCH)
+    assert materials == sbom.make(RECORD, EPOCH)
     assert "Tag: cp310-abi3-manylinux_2_28_x86_64" in wheel_file
 
 
@@ -128,6 +129,49 @@ def test_a_wheel_without_a_build_record_is_refused(
     with pytest.raises(MetadataError, match=r"expected a wheel with flash_kda/build_record\.json"):
         repair.repair(wheel, tmp_path / "out", tools, EPOCH)
     assert not (tmp_path / "out").exists()
+
+
+def needs_glibc(make_foreign: MakeLibrary, folder: Path, version: str) -> bytes:
+    """An aarch64 library that needs symbol version GLIBC_`version` of a libc.so.6."""
+    (folder / "libc.map").write_text(f"GLIBC_{version} {{ global: *; }};\n")
+    words = ("-Wl,-soname,libc.so.6", "-Wl,--version-script=libc.map")
+    make_foreign("libneeded.so", "int needed(void) { return 1; }", *words)
+    text = "int needed(void); int f(void) { return needed(); }"
+    return make_foreign("_C.abi3.so", text, "./libneeded.so").read_bytes()
+
+
+def test_an_aarch64_library_gets_its_own_tag(
+    tmp_path: Path, tools: Venv, make_wheel: MakeWheel, make_foreign: MakeLibrary
+) -> None:
+    library = needs_glibc(make_foreign, tmp_path, "2.17")
+    wheel = make_wheel({"flash_kda/_C.abi3.so": library, **RECORDED}, tag="cp310-abi3-linux_aarch64")
+    repaired = repair.repair(wheel, tmp_path / "out", tools, EPOCH)
+    assert repaired.name == "flash_kda-0.1.0-cp310-abi3-manylinux_2_28_aarch64.whl"
+
+
+def test_an_aarch64_library_that_needs_a_newer_glibc_is_refused(
+    tmp_path: Path, tools: Venv, make_wheel: MakeWheel, make_foreign: MakeLibrary
+) -> None:
+    library = needs_glibc(make_foreign, tmp_path, "2.34")
+    wheel = make_wheel({"flash_kda/_C.abi3.so": library}, tag="cp310-abi3-linux_aarch64")
+    with pytest.raises(PlatformError, match="too-recent versioned symbols"):
+        repair.repair(wheel, tmp_path / "out", tools, EPOCH)
+
+
+@pytest.mark.parametrize("tag", ["linux_aarch64", "linux_x86_64"])
+def test_a_library_of_another_machine_is_refused(
+    tag: str,
+    tmp_path: Path,
+    tools: Venv,
+    make_wheel: MakeWheel,
+    make_library: MakeLibrary,
+    make_foreign: MakeLibrary,
+) -> None:
+    make = make_library if tag.endswith("aarch64") else make_foreign
+    library = make("_C.abi3.so", "int f(void) { return 1; }")
+    wheel = make_wheel({"flash_kda/_C.abi3.so": library.read_bytes()}, tag=f"cp310-abi3-{tag}")
+    with pytest.raises(PlatformError, match=r"architecture found|no ELF"):
+        repair.repair(wheel, tmp_path / "out", tools, EPOCH)
 
 
 def test_a_grafted_library_is_refused(make_wheel: MakeWheel) -> None:

@@ -89,16 +89,24 @@ def test_another_name_is_a_difference(make_wheel: MakeWheel) -> None:
 
 def test_builds_that_differ_are_an_error(monkeypatch: pytest.MonkeyPatch, make_wheel: MakeWheel) -> None:
     made = iter([make_wheel(FILES, folder="a"), make_wheel({"flash_kda/__init__.py": "a = 3\n"}, folder="b")])
-    conditions = []
+    asked = []
 
-    def build_row(_label: str, _archs: str | None, _out: Path, **options: build.Conditions) -> Path:
-        conditions.append(options["conditions"])
+    def build_row(
+        _label: str,
+        _archs: str | None,
+        _out: Path,
+        *,
+        work: Path,
+        conditions: build.Conditions,
+        platform: str,
+    ) -> Path:
+        asked.append((conditions, platform, work.is_dir()))
         return next(made)
 
     monkeypatch.setattr(build, "build_row", build_row)
     with pytest.raises(ReproducibilityError, match=r"flash_kda/__init__\.py: first at offset 4"):
-        reproduce.reproduce("cu130", None, None)
-    assert conditions == [reproduce.FIRST, reproduce.SECOND]
+        reproduce.reproduce("cu130", None, None, "aarch64")
+    assert asked == [(reproduce.FIRST, "aarch64", True), (reproduce.SECOND, "aarch64", True)]
 
 
 def test_a_wheel_of_somebody_else_is_compared(monkeypatch: pytest.MonkeyPatch, make_wheel: MakeWheel) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from verify_artifacts import BUILD_RECORD, GOOD_CODE, LIBRARY, ROOT, Forge, WheelPlan, cuda_home
 
-from ci import diff, matrix, size
+from ci import diff, matrix, platforms, size
 from ci.errors import ConfigError
 from ci.verify.expectations import load_sizes
 from ci.verify.facts import Facts
@@ -47,9 +47,10 @@ def test_what_is_written_is_what_was_measured(facts: Facts, tmp_path: Path) -> N
 def test_the_ledger_has_a_line_for_each_row_and_architecture() -> None:
     sizes = load_sizes(size.LEDGER)
     assert size.LEDGER.read_text() == size.ledger_text(sizes.growth, sizes.rows)
-    for row in matrix.load().locked_rows:
-        for kernel, archs in sizes.rows[row.label].code.items():
-            assert set(archs) == set(row.archs), kernel
+    for platform in platforms.PLATFORMS:
+        for row in matrix.load().on(platform).locked_rows:
+            for kernel, archs in sizes.rows[platforms.line(row.label, platform)].code.items():
+                assert set(archs) == set(row.archs), kernel
 
 
 def test_writing_keeps_the_rows_of_other_wheels_and_refuses_narrowed_ones(

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from verify_artifacts import (
@@ -35,13 +35,17 @@ from verify_artifacts import (
 
 from ci import errors, matrix, sbom
 from ci.toolchain import lock_path, read_lock
-from ci.verify import Report, expectations, gather, verify_wheel
+from ci.verify import Report, audits, expectations, gather, verify_wheel
 from ci.verify import judge as judge_facts
 from ci.verify.elf import read_elf
 from ci.verify.facts import Facts, Image, Library, PlatformAudit, Symbol, VersionNeed
 from ci.verify.request import Request, make_request
 from ci.verify.sass import check_contract
 
+if TYPE_CHECKING:
+    from handmade import MakeLibrary
+
+pytest_plugins = ["handmade"]
 ARCHS = "90a,100a"
 CUDA = {"nvcc": "13.0.88", "ptxas": "13.0.88"}
 CODE_90A, CODE_100A = GOOD_CODE
@@ -410,6 +414,74 @@ def _sbom(change: Callable[[dict[str, Any]], object]) -> dict[str, object]:
 
 LOCKED_NVCC = next(pin.hashes[0] for pin in read_lock(lock_path("13.0")) if pin.name == "nvidia-cuda-nvcc")
 DIST_INFO = f"{NAME}-{VERSION}+{LABEL}.dist-info"
+FOREIGN = TAG.replace("x86_64", "aarch64")
+
+
+def of_aarch64(library: Path, folder: Path) -> Path:
+    """A copy whose header names the other machine; all else is as it was."""
+    data = bytearray(library.read_bytes())
+    data[18:20] = (183).to_bytes(2, "little")  # e_machine: EM_AARCH64
+    folder.mkdir(exist_ok=True)
+    copy = folder / library.name
+    copy.write_bytes(data)
+    return copy
+
+
+def test_an_x86_library_in_an_aarch64_wheel(forge: Forge, tmp_path: Path) -> None:
+    plan = WheelPlan(forge.good(), filename=f"{NAME}-{VERSION}+{LABEL}-{FOREIGN}.whl", tag=FOREIGN)
+    report = judge(forge, plan.write(tmp_path))
+    assert_rejected(
+        report,
+        errors.PlatformError,
+        "machine: expected EM_AARCH64, got EM_X86_64",
+        "no ELF executable or shared library file",  # auditwheel
+    )
+
+
+def test_an_aarch64_library_in_an_x86_wheel(forge: Forge, tmp_path: Path) -> None:
+    plan = WheelPlan(of_aarch64(forge.good(), tmp_path / "library"))
+    report = judge(forge, plan.write(tmp_path))
+    assert_rejected(
+        report,
+        errors.PlatformError,
+        "machine: expected EM_X86_64, got EM_AARCH64",
+        "no ELF executable or shared library file",
+    )
+
+
+def test_a_library_alone_is_of_the_platform_that_is_named(forge: Forge, tmp_path: Path) -> None:
+    foreign = of_aarch64(forge.good(), tmp_path / "library")
+    known = {"expect": ARCHS, "cuobjdump": forge.cuobjdump, "expectations": forge.expectations()}
+    assert verify_wheel(foreign, platform="aarch64", **known).ok
+    for library, platform in ((foreign, None), (forge.good(), "aarch64")):
+        report = verify_wheel(library, platform=platform, **known)
+        assert_rejected(report, errors.PlatformError, "machine: expected")
+    with pytest.raises(errors.ConfigError, match="no platform 'arm'"):
+        verify_wheel(foreign, platform="arm", **known)
+
+
+def test_the_checkers_of_others_read_another_machine_s_library(make_foreign: MakeLibrary) -> None:
+    # To be found: a function outside Python's limited API, one of torch's C++ side, two of its C shim.
+    names = ("PyUnicode_New", "_ZN3c104failEPKc", "aoti_torch_get_dim", "torch_stream_native_handle")
+    text = "".join(f"int {name}(void);\n" for name in names)
+    text += f"int f(void) {{ return {' + '.join(f'{name}()' for name in names)}; }}\n"
+    library = make_foreign("_C.abi3.so", text, "-Wl,-z,undefs")
+    assert read_elf(library).machine == "EM_AARCH64"
+    assert {symbol.name for symbol in read_elf(library).undefined} >= set(names)
+    assert audits.audit_python(library, "3.10").violations == ("PyUnicode_New (not in the limited API)",)
+    found = audits.audit_torch(library)
+    assert found.unstable == ("c10::fail(char const*)",)
+    assert (found.shims, found.minimum) == (2, "2.13.0")
+
+
+def test_a_platform_has_rows_of_its_own(forge: Forge, tmp_path: Path) -> None:
+    plan = WheelPlan(forge.good(), filename=f"{NAME}-{VERSION}+{LABEL}-{FOREIGN}.whl", tag=FOREIGN)
+    report = judge(forge, plan.write(tmp_path), expect=None)
+    assert report.archs == matrix.load().on("aarch64").cuda_row(LABEL).archs
+    assert report.archs != matrix.load().cuda_row(LABEL).archs
+    assert f"nox -s build_wheels -- --cuda {LABEL} --platform aarch64\n" in report.message() + "\n"
+
+
 OTHER_TAG = "cp311-abi3-manylinux_2_28_x86_64"
 METADATA_FAULTS: dict[str, tuple[dict[str, object], str]] = {
     "version edited": (
@@ -1055,6 +1127,6 @@ def test_platform_tag_without_a_policy(good_facts: Facts, good_request: Request)
     report = judge_facts(good_facts, replace(good_request, project=project))
     assert report.exit_code == errors.PlatformError.exit_code
     assert (
-        "platform tag without a policy: expected manylinux_2_28_x86_64, got manylinux_2_39_x86_64"
-        in report.message()
+        "platform tag without a policy: expected manylinux_2_28_aarch64, manylinux_2_28_x86_64, "
+        "got manylinux_2_39_x86_64" in report.message()
     )

@@ -23,9 +23,25 @@ def test_the_checked_in_matrix() -> None:
     assert set(found.archs) == {row.target.name for row in arch.KERNEL_TARGETS}
 
 
+def test_another_platform_has_its_own_tag_and_rows() -> None:
+    found = matrix.load()
+    other = found.on("aarch64")
+    assert (found.on("x86_64"), found.project.plat) == (found, "manylinux_2_28_x86_64")
+    assert other.project.plat == "manylinux_2_28_aarch64"
+    assert other.cuda_row("cu130").archs == ("90a", "100a", "103a", "120f")
+    assert other.cuda_row("cu135").toolkit == found.cuda_row("cu135").toolkit
+    with pytest.raises(ConfigError, match=r"no platform 'riscv64'.* x86_64, aarch64"):
+        found.on("riscv64")
+
+
+def test_a_row_that_a_platform_does_not_name_is_not_there(tmp_path: Path) -> None:
+    found = _load(tmp_path, GOOD.replace('cu130 = ["90a"', '# cu130 = ["90a"')).on("aarch64")
+    assert [row.label for row in found.rows] == ["cu135"]
+
+
 def test_a_row_resolves_to_itself_under_its_toolkit() -> None:
     found = matrix.load()
-    for row in found.rows:
+    for row in (*found.rows, *found.on("aarch64").rows):
         emits = found.emittable(row.toolkit)
         chosen = arch.resolve(row.value, arch.KERNEL_TARGETS, emits.__contains__, list, strict=True)
         assert chosen.names == row.archs
@@ -60,6 +76,7 @@ def _load(folder: Path, text: str) -> matrix.Matrix:
 
 
 ROW_130 = 'archs = ["90a", "100a", "103a", "120a"]'
+PLATFORM_ROWS = GOOD.partition("[platform.aarch64.archs]\n")[2].partition("\n\n")[0]
 BAD = {
     "not toml": ("[project]", "[project", "cannot be read"),
     "missing table": ("[test]", "[tests]", "'test' is missing"),
@@ -110,6 +127,34 @@ BAD = {
     "old torch": ('torch = ["2.10.0"', 'torch = ["2.9.1"', "older than project.torch_target"),
     "oldest torch not tested": ('torch = ["2.10.0", ', "torch = [", "expected a torch 2.10.*"),
     "old build torch": ('torch_build = "2.13.0"', 'torch_build = "2.9.0"', "older than project.torch_target"),
+    "platform that no compiler is known for": ("[platform.aarch64]", "[platform.riscv64]", "one of aarch64"),
+    "tag of another platform": (
+        '"manylinux_2_28_aarch64"',
+        '"manylinux_2_28_x86_64"',
+        "a manylinux tag of aarch64",
+    ),
+    "row of a platform that is none": ("cu135 = [", "cu136 = [", "unknown key 'cu136'"),
+    "a platform's architecture without kernels": (
+        'cu130 = ["90a"',
+        'cu130 = ["90a", "110a"',
+        "ascending order",
+    ),
+    "no wheel on a platform": (PLATFORM_ROWS, "", "architectures for some of cu130, cu135"),
+    "a platform's architecture that its toolkit lacks": (
+        'cu130 = ["90a", "100a", "103a"',
+        'cu130 = ["90a", "100a", "103a", "107a"',
+        "targets CUDA 13.0 emits",
+    ),
+    "built for a platform alone but called opt-in": (
+        '[arch.120f]\nstatus = "built, not run"',
+        '[arch.120f]\nstatus = "opt-in, not run"',
+        "exactly when no row",
+    ),
+    "another machine's tag for this one": (
+        'plat = "manylinux_2_28_x86_64"',
+        'plat = "manylinux_2_28_aarch64"',
+        "a manylinux tag of x86_64",
+    ),
     "not manylinux": ('plat = "manylinux_2_28_x86_64"', 'plat = "linux_x86_64"', "a manylinux tag"),
 }
 
