@@ -1,9 +1,14 @@
-// Operator registration through the LibTorch stable ABI, and the checks that keep a direct torch.ops call inside its
-// buffers. flash_kda/checks.py makes the same checks earlier, with messages for people.
+// Operator registration through the LibTorch stable ABI, and its checks of metadata: flash_kda/interface.py comes here
+// without any of its own, since Python asks a tensor ten times slower. What is refused here, flash_kda/checks.py words
+// for people, so what that refuses of CUDA tensors must be refused here too.
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <numeric>
 #include <optional>
+#include <utility>
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -91,13 +96,110 @@ void check_state(const char* name, const Tensor& t, int64_t sequences, int64_t h
                   " must be 16-byte aligned");
 }
 
-// fp32, contiguous, `numel` entries; null when absent (the kernel then reads zeros).
-const float* head_parameter(const char* name, const OptionalTensor& t, int64_t numel, int32_t device) {
+// fp32, contiguous: `heads` entries, or, of `per_head`, as a vector or a row for each head; null when absent (the
+// kernel then reads zeros).
+const float* head_parameter(const char* name, const OptionalTensor& t, int64_t heads, int64_t per_head,
+                            int32_t device) {
   if (!t.has_value()) return nullptr;
   check_tensor(name, *t, ScalarType::Float, device);
-  STD_TORCH_CHECK(t->numel() == numel && t->is_contiguous(), "flash_kda.fwd: ", name, " must be contiguous with ",
-                  numel, " elements");
+  STD_TORCH_CHECK(t->numel() == heads * per_head && t->is_contiguous(), "flash_kda.fwd: ", name,
+                  " must be contiguous with ", heads * per_head, " elements");
+  STD_TORCH_CHECK(t->dim() == 1 || (t->dim() == 2 && per_head > 1 && t->size(0) == heads), "flash_kda.fwd: ", name,
+                  " must be a vector, or a row for each head");
   return static_cast<const float*>(t->data_ptr());
+}
+
+// A tensor and its bytes [start, stop).
+struct Placed {
+  const char* name;
+  const Tensor* tensor;
+  int64_t start, stop;
+};
+
+int64_t element_size(const Tensor& t) {
+  const ScalarType type = t.scalar_type();
+  return type == ScalarType::BFloat16 ? 2 : type == ScalarType::Long ? 8 : 4;
+}
+
+// Bytes from the first to past the last element over the dimensions `first` and later.
+int64_t extent(const Tensor& t, int64_t first) {
+  const int64_t element = element_size(t);
+  int64_t bytes = element;
+  for (int64_t d = first; d < t.dim(); ++d) {
+    if (t.size(d) == 0) return 0;
+    bytes += (t.size(d) - 1) * t.stride(d) * element;
+  }
+  return bytes;
+}
+
+// Cut from one buffer, out and q interleave: their byte ranges cross while no byte is shared. All strides of the first
+// `level` dimensions are multiples of `period`, so it is enough that the inner blocks are apart modulo the period.
+bool disjoint_at(const Placed& a, const Placed& b, int64_t level) {
+  int64_t period = 0;
+  for (const Tensor* t : {a.tensor, b.tensor})
+    for (int64_t d = 0; d < level; ++d)
+      if (t->size(d) > 1) period = std::gcd(period, t->stride(d) * element_size(*t));
+  if (period == 0) return false;
+  const int64_t apart = ((b.start - a.start) % period + period) % period;
+  return apart >= extent(*a.tensor, level) && apart + extent(*b.tensor, level) <= period;
+}
+
+bool share_bytes(const Placed& a, const Placed& b) {
+  if (a.start >= b.stop || b.start >= a.stop) return false;  // nearly always
+  const int64_t levels = std::min(a.tensor->dim(), b.tensor->dim());
+  for (int64_t level = 1; level < levels; ++level)
+    if (disjoint_at(a, b, level)) return false;
+  return true;
+}
+
+// Whether two indices may reach one element: an expanded or a sliding-window view.
+bool overlaps_itself(const Tensor& t) {
+  std::array<std::pair<int64_t, int64_t>, 4> dims;  // stride, size
+  for (int64_t d = 0; d < 4; ++d) dims[d] = {t.size(d) > 1 ? t.stride(d) : 0, t.size(d)};
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 1;
+  for (const auto& [stride, size] : dims) {
+    if (size <= 1) continue;
+    if (stride < reach) return true;
+    reach += (size - 1) * stride;
+  }
+  return false;
+}
+
+// What is written shares no byte with anything else; final_state may be initial_state itself, whose rows are read
+// before the same rows are written.
+void check_memory(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& beta,
+                  const Tensor& out, const OptionalTensor& a_log, const OptionalTensor& dt_bias,
+                  const OptionalTensor& initial_state, const OptionalTensor& final_state,
+                  const OptionalTensor& cu_seqlens) {
+  STD_TORCH_CHECK(out.is_contiguous() || !overlaps_itself(out), "flash_kda.fwd: out reaches one element twice");
+  std::array<Placed, 11> placed;
+  int count = 0;
+  const auto place = [&](const char* name, const Tensor* t) {
+    if (t == nullptr || t->numel() == 0) return;
+    const int64_t start = reinterpret_cast<intptr_t>(t->data_ptr());
+    placed[count++] = {name, t, start, start + extent(*t, 0)};
+  };
+  const auto given = [](const OptionalTensor& t) { return t.has_value() ? &*t : nullptr; };
+  const bool in_place = initial_state.has_value() && final_state.has_value() &&
+                        initial_state->data_ptr() == final_state->data_ptr() &&
+                        initial_state->scalar_type() == final_state->scalar_type();
+  place("out", &out);
+  place("final_state", given(final_state));
+  const int written = count;
+  place("q", &q);
+  place("k", &k);
+  place("v", &v);
+  place("g", &g);
+  place("beta", &beta);
+  place("A_log", given(a_log));
+  place("dt_bias", given(dt_bias));
+  place("cu_seqlens", given(cu_seqlens));
+  if (!in_place) place("initial_state", given(initial_state));
+  for (int w = 0; w < written; ++w)
+    for (int other = w + 1; other < count; ++other)
+      STD_TORCH_CHECK(!share_bytes(placed[w], placed[other]), "flash_kda.fwd: ", placed[w].name, " and ",
+                      placed[other].name, " use the same memory");
 }
 
 Strides strides(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
@@ -110,8 +212,8 @@ void set_sequences(FwdParams& p, const OptionalTensor& cu_seqlens, int64_t batch
   const Tensor& cu = *cu_seqlens;
   p.cu_is_int64 = cu.scalar_type() == ScalarType::Long;
   check_tensor("cu_seqlens", cu, p.cu_is_int64 ? ScalarType::Long : ScalarType::Int, device);
-  STD_TORCH_CHECK(cu.dim() == 1 && cu.size(0) >= 1 && cu.is_contiguous(),
-                  "flash_kda.fwd: cu_seqlens must be [N+1] and contiguous");
+  STD_TORCH_CHECK(cu.dim() == 1 && cu.size(0) >= 2 && cu.is_contiguous(),
+                  "flash_kda.fwd: cu_seqlens must be [N + 1], of one sequence or more, and contiguous");
   STD_TORCH_CHECK(batch == 1, "flash_kda.fwd: cu_seqlens needs B = 1, got ", batch);
   p.cu_seqlens = cu.data_ptr();
   p.num_sequences = cu.size(0) - 1;
@@ -137,6 +239,8 @@ void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tens
   check_tensor("beta", beta, ScalarType::BFloat16, device);
   STD_TORCH_CHECK(beta.size(0) == batch && beta.size(1) == tokens && beta.size(2) == heads_v,
                   "flash_kda.fwd: beta must have shape [", batch, ", ", tokens, ", ", heads_v, "]");
+  STD_TORCH_CHECK(beta.stride(2) == 1 || heads_v == 1 || beta.numel() == 0,
+                  "flash_kda.fwd: beta must be contiguous in its last dimension");
 
   STD_TORCH_CHECK(segment_tokens == -1 || segment_tokens == 0 ||
                       (segment_tokens >= kMinSegment && segment_tokens <= kMaxTokens && segment_tokens % kChunk == 0),
@@ -157,8 +261,8 @@ void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tens
   p.g_stride = strides(g);
   p.beta_stride = strides(beta);
   p.out_stride = strides(out);
-  p.a_log = head_parameter("A_log", a_log, heads_v, device);
-  p.dt_bias = head_parameter("dt_bias", dt_bias, heads_v * kDim, device);
+  p.a_log = head_parameter("A_log", a_log, heads_v, 1, device);
+  p.dt_bias = head_parameter("dt_bias", dt_bias, heads_v, kDim, device);
   set_sequences(p, cu_seqlens, batch, device);
   if (initial_state.has_value()) {
     check_state("initial_state", *initial_state, p.num_sequences, heads_v, device);
@@ -170,6 +274,7 @@ void fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, double scale, Tens
     p.final_state = final_state->data_ptr();
     p.final_is_bf16 = final_state->scalar_type() == ScalarType::BFloat16;
   }
+  check_memory(q, k, v, g, beta, out, a_log, dt_bias, initial_state, final_state, cu_seqlens);
   STD_TORCH_CHECK(p.num_sequences * heads_v <= INT32_MAX, "flash_kda.fwd: more than 2^31 - 1 (sequence, head) pairs");
   p.batch = batch;
   p.seqlen = tokens;

@@ -468,133 +468,52 @@ def check_fwd(
 
 
 # ---- the short way -----------------------------------------------------------------------------------------
-# check_fwd takes longer than the launch of a kernel. Nearly every call is right in the plainest way, and that
-# is seen here at a fraction of the price, for which it is written out: a function call costs as much as two
-# questions to a tensor, and there are ten tensors. What it is not sure of, check_fwd decides and words.
+# check_fwd takes longer than the launch of a kernel, and the operator of the kernels checks CUDA tensors at a
+# tenth of the price (csrc/binding.cpp). What it cannot see is asked here; what it refuses, check_fwd words.
 
 
-def _plain_numbers(scale: Any, lower_bound: Any) -> bool:
-    return (scale is None or (type(scale) is float and -_SCALE_MAX <= scale <= _SCALE_MAX)) and (
-        lower_bound is None or (type(lower_bound) is float and -5.0 <= lower_bound < 0.0)
-    )
-
-
-def _strided_size(tensor: Tensor) -> int:
-    """Bytes that a tensor with gaps spans; 0 where its rows are not the kernels'."""
-    *outer, last = tensor.stride()
-    return 0 if last != 1 or any(stride % ROW_BYTES for stride in outer) else _extent(tensor)
-
-
-def quick_sizes(
+def operator_checks_the_rest(
     q: Any,
     k: Any,
     v: Any,
     g: Any,
     beta: Any,
     scale: Any,
-    out: Any,
     A_log: Any,
     dt_bias: Any,
     lower_bound: Any,
     initial_state: Any,
-    final_state: Any,
     cu_seqlens: Any,
-    *,
-    outputs: bool = True,
-) -> Sizes | None:
-    """What ``check_fwd`` returns, for a call that is plainly right; None where only that one can tell.
-
-    Without ``outputs``, ``out`` and ``final_state`` are None: they are yet to be allocated. Not while
-    tracing: it reads addresses.
+    backend: Any,
+) -> bool:
+    """Whether a call on CUDA tensors has nothing wrong that the operator would not refuse: its tensors are
+    plain ones without a gradient to lose, its numbers floats in range. ``outputs_are_plain`` says so of what
+    is written. False where only ``check_fwd`` can tell. Not while tracing.
     """
-    try:
-        device = q.get_device()
-        if (device < 0 and cu_seqlens is not None) or not _plain_numbers(scale, lower_bound):
-            return None  # on the CPU the contents of cu_seqlens are read
-        B, T, H, K = key = q.shape
-        _, _, HV, V = value = v.shape
-        if value != (B, T, HV, V) or HV % H or K % ROW_BYTES or V % ROW_BYTES:
-            return None
-        gate, row = (B, T, HV, K), 2 * B * T * HV
-        N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        grad = torch.is_grad_enabled()
-        read: list[tuple[int, int]] = []
+    if not (type(q) is type(k) is type(v) is type(g) is type(beta) is Tensor) or type(backend) is not str:
+        return False
+    if not q.is_cuda or q.dim() != 4 or v.dim() != 4 or type(lower_bound) is not float:
+        return False
+    if scale is not None and not (type(scale) is float and -_SCALE_MAX <= scale <= _SCALE_MAX):
+        return False
+    optional = (A_log, dt_bias, initial_state, cu_seqlens)
+    for t in optional:
+        if t is not None and type(t) not in _PLAIN:
+            return False
+    if torch.is_grad_enabled():
+        for t in (q, k, v, g, beta, *optional):
+            if t is not None and t.requires_grad:
+                return False
+    return cu_seqlens is None or (cu_seqlens.dim() == 1 and cu_seqlens.shape[0] > 1)
 
-        rows = [
-            (q, key, 2 * B * T * H * K),
-            (k, key, 2 * B * T * H * K),
-            (v, value, row * V),
-            (g, gate, row * K),
-        ]
-        if outputs:
-            if not out.is_contiguous():  # or an element may be written twice
-                return None
-            rows.append((out, value, row * V))  # the last: taken off again below
-        for t, shape, size in rows:
-            if type(t) is not Tensor:  # first: a subclass may have no address and say so aloud
-                return None
-            start = t.data_ptr()
-            if (
-                t.dtype is not torch.bfloat16
-                or t.shape != shape
-                or t.get_device() != device
-                or start == 0
-                or start % ROW_BYTES
-                or (grad and t.requires_grad)
-            ):
-                return None
-            if not t.is_contiguous() and (size := _strided_size(t)) == 0:
-                return None
-            read.append((start, start + size))
-        written = [read.pop()] if outputs else []
 
-        plain: list[tuple[Tensor, torch.dtype, tuple[int, ...], int]] = [
-            (beta, torch.bfloat16, gate[:3], row)
-        ]
-        if A_log is not None:
-            plain.append((A_log, torch.float32, (HV,), 4 * HV))
-        if dt_bias is not None:
-            flat = dt_bias.dim() == 1
-            plain.append((dt_bias, torch.float32, (HV * K,) if flat else (HV, K), 4 * HV * K))
-        if cu_seqlens is not None:
-            if B != 1 or N < 1 or cu_seqlens.dtype not in _INDEX:
-                return None
-            plain.append((cu_seqlens, cu_seqlens.dtype, (N + 1,), 8 * N + 8))
-        for state in (initial_state,) if initial_state is final_state else (initial_state, final_state):
-            if state is not None:
-                dtype = state.dtype
-                if dtype not in _STATE or type(state) not in _PLAIN or state.data_ptr() % ROW_BYTES:
-                    return None
-                plain.append(
-                    (state, dtype, (N, HV, V, K), N * HV * V * K * (4 if dtype is torch.float32 else 2))
-                )
-        for t, dtype, shape, size in plain:
-            if type(t) not in _PLAIN:
-                return None
-            start = t.data_ptr()
-            if (
-                t.dtype is not dtype
-                or t.shape != shape
-                or t.get_device() != device
-                or start == 0
-                or not t.is_contiguous()
-                or (grad and t.requires_grad)
-            ):
-                return None
-            read.append((start, start + size))
-        if final_state is not None:
-            written.append(read.pop())
-
-        for index, (start, stop) in enumerate(written):
-            for first, last in read:
-                if first < stop and start < last:
-                    return None
-            for first, last in written[:index]:
-                if first < stop and start < last:
-                    return None
-        made = () if torch.is_inference_mode_enabled() else (out, final_state)
-        if any(t is not None and t.is_inference() for t in made):
-            return None
-        return Sizes(B, T, H, HV, K, V, N)
-    except Exception:  # no tensor, no address, no stride: whatever it was, check_fwd has words for it
-        return None
+def outputs_are_plain(out: Any, final_state: Any) -> bool:
+    """See ``operator_checks_the_rest``."""
+    if type(out) is not Tensor or (final_state is not None and type(final_state) is not Tensor):
+        return False
+    if torch.is_inference_mode_enabled():
+        return True
+    for t in (out, final_state):
+        if t is not None and (t.is_inference() or (t.requires_grad and torch.is_grad_enabled())):
+            return False
+    return True

@@ -15,7 +15,8 @@ from .checks import (
     check_packed,
     check_segment_tokens,
     check_sources,
-    quick_sizes,
+    operator_checks_the_rest,
+    outputs_are_plain,
 )
 from .dispatch import (
     BOUNDED,
@@ -109,33 +110,55 @@ def fwd(
             outside ``torch.no_grad()`` and ``torch.inference_mode()``: there is no backward.
         flash_kda.Unavailable: (a ValueError) the backend cannot run this call here; ``refusals`` says why.
     """
-    sizes = None
-    if not torch.compiler.is_compiling():
-        sizes = quick_sizes(
-            q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
-        )
-    if sizes is None:
-        sizes = check_fwd(
-            q, k, v, g, beta, scale, out, A_log, dt_bias, lower_bound, initial_state, final_state, cu_seqlens
-        )
-    _run(
-        sizes,
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale,
-        out,
-        A_log,
-        dt_bias,
-        lower_bound,
-        initial_state,
-        final_state,
-        cu_seqlens,
-        backend,
-        segment_tokens,
-    )
+    given = (q, k, v, g, beta, scale)
+    last = (A_log, dt_bias, lower_bound, initial_state)
+    if (
+        not torch.compiler.is_compiling()
+        and operator_checks_the_rest(*given, *last, cu_seqlens, backend)
+        and outputs_are_plain(out, final_state)
+        and _takes_the_kernels(q, v, backend)
+    ):
+        _launch(*given, out, *last, final_state, cu_seqlens, segment_tokens)
+    else:
+        sizes = check_fwd(*given, out, *last, final_state, cu_seqlens)
+        _run(sizes, *given, out, *last, final_state, cu_seqlens, backend, segment_tokens)
+
+
+def _takes_the_kernels(q: Tensor, v: Tensor, backend: str) -> bool:
+    """Whether a call on CUDA tensors with a bounded gate is one for the kernels in the wheel."""
+    return select(backend, "cuda", q.device.index, q.shape[3], v.shape[3], BOUNDED) == CUDA
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None,
+    out: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    lower_bound: float | None,
+    initial_state: Tensor | None,
+    final_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    segment_tokens: int | None,
+) -> None:
+    """The kernels in the wheel, whose operator checks the call before it launches anything."""
+    if segment_tokens is None:
+        segment_tokens = reference.CHOSEN_SEGMENTS
+    else:
+        check_segment_tokens(segment_tokens)
+    factor = CUDA_HEAD_DIM**-0.5 if scale is None else scale
+    tensors, states = (q, k, v, g, beta), (initial_state, final_state, cu_seqlens)
+    try:
+        cuda.run(*tensors, factor, out, A_log, dt_bias, lower_bound, *states, segment_tokens)
+        return
+    except RuntimeError as error:
+        refusal = error
+    check_fwd(*tensors, scale, out, A_log, dt_bias, lower_bound, *states)  # says what is wrong, if that is it
+    raise refusal
 
 
 def _run(
@@ -245,20 +268,23 @@ def flash_kda_func(
     """
     given = (q, k, v, g, beta, scale)
     last = (A_log, dt_bias, lower_bound, initial_state)
-    # What has just been allocated shares no memory and need not be asked.
-    sizes = None
-    if not torch.compiler.is_compiling():
-        sizes = quick_sizes(*given, None, *last, None, cu_seqlens, outputs=False)
-    if sizes is None:
+    kernels = (
+        not torch.compiler.is_compiling()
+        and operator_checks_the_rest(*given, *last, cu_seqlens, backend)
+        and _takes_the_kernels(q, v, backend)
+    )
+    if not kernels:
         check_sources(q, v, cu_seqlens)
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     final_state = None
     if output_final_state:
         sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         final_state = q.new_empty((sequences, v.shape[2], v.shape[3], q.shape[3]), dtype=torch.float32)
-    if sizes is None:
+    if kernels:
+        _launch(*given, out, *last, final_state, cu_seqlens, segment_tokens)
+    else:
         sizes = check_fwd(*given, out, *last, final_state, cu_seqlens)
-    _run(sizes, *given, out, *last, final_state, cu_seqlens, backend, segment_tokens)
+        _run(sizes, *given, out, *last, final_state, cu_seqlens, backend, segment_tokens)
     return out, final_state
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from calls import TYPE_ERRORS, VALUE_ERRORS, Mutation, make_call
 from kda_gpu import (
     BOUND,
     DEVICE,
@@ -17,8 +19,11 @@ from kda_gpu import (
     make,
     offsets,
     oracle,
+    same_bits,
     synchronize,
 )
+
+import flash_kda
 
 Change = Callable[[Problem], dict[str, Any]]
 
@@ -133,6 +138,28 @@ def test_refused(what: str) -> None:
 @pytest.mark.parametrize("what", BAD_ON_CUDA)
 def test_refused_on_cuda(what: str) -> None:
     refuse(*BAD_ON_CUDA[what])
+
+
+ROWS = [
+    (row, error) for rows, error in ((TYPE_ERRORS, TypeError), (VALUE_ERRORS, ValueError)) for row in rows
+]
+
+
+@pytest.mark.cuda_only
+@pytest.mark.parametrize(("row", "error"), ROWS, ids=[f"{row[0]}-{row[1]}" for row, _ in ROWS])
+def test_what_is_refused_on_the_cpu_is_refused_here_in_the_same_words(
+    row: tuple[str, str, Mutation], error: type[Exception]
+) -> None:
+    """Calls come to the operator unchecked: what it lets pass nobody refuses."""
+    name, says, mutate = row
+    bad = mutate(make_call(device=str(DEVICE)))
+    written = [t for t in (bad["out"], bad["final_state"]) if type(t) is torch.Tensor]
+    before = [t.clone() for t in written]
+    with pytest.raises(error, match=re.escape(says)) as caught:
+        flash_kda.fwd(**bad)
+    assert f"argument '{name}'" in str(caught.value)
+    synchronize()
+    assert all(same_bits(*pair) for pair in zip(written, before, strict=True)), "a refused call wrote"
 
 
 @pytest.mark.cuda_only

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_call, oracle, relative
+from calls import make_call
+from conftest import oracle, relative
 from torch import Tensor
 
 import flash_kda

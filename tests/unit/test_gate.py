@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_call
+from calls import make_call
 
 import flash_kda
 from flash_kda import _library, _select, dispatch, dsl, fla_install

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_call, oracle, relative
+from calls import make_call
+from conftest import oracle, relative
 
 import flash_kda
 from flash_kda import _library, _select, dsl, fla_install

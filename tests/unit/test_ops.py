@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_call, oracle, relative
+from calls import make_call
+from conftest import oracle, relative
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flash_kda

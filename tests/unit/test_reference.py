@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_call, oracle, relative
+from calls import make_call
+from conftest import oracle, relative
 
 from flash_kda.reference import decay_log, kda_reference
 
