@@ -95,13 +95,13 @@ def fwd(
             others. 0: never cut; slow for long sequences with few heads, which then use a part of the GPU.
             Else every sequence is cut after each so many tokens, a multiple of 16 from 256 to 2^31 - 17:
             costs a workspace of 128 KiB for each segment and value head, so small segments cost memory
-            and time. The backends ``fla`` and ``reference`` give the same result for any value.
+            and time. The other backends give the same result for any value.
 
     q, k, v, g and out may be strided views: stride 1 in the last dimension, the other strides multiples of 8
     elements and the first element on a 16-byte boundary when the head dimension is a multiple of 8.
 
-    Runs on the current stream of q's device and does not synchronise (the backends ``reference`` and ``fla``
-    read ``cu_seqlens`` on the host).
+    Runs on the current stream of q's device and does not synchronise (the backends ``reference``, and ``fla``
+    with more than 64 tokens, read ``cu_seqlens`` on the host).
 
     Raises:
         TypeError: an argument of a wrong type or dtype.

@@ -299,6 +299,6 @@ def test_what_the_operator_refuses_is_worded_or_raised_again(
     monkeypatch.setattr(interface, "select", lambda *_call: "cuda")
     with pytest.raises(ValueError, match="argument 'k': got shape"):
         flash_kda.fwd(**put("k", lambda t: t[:, :4])(make_call()))
-    with pytest.raises(RuntimeError, match="^refused$") as caught:
+    with pytest.raises(RuntimeError, match=r"^refused$") as caught:
         flash_kda.fwd(**make_call())
     assert caught.value.__context__ is None
