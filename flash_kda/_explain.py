@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from . import _select, dispatch
-from .arch import Capability, parse_capability
+from .arch import Capability, dotted, parse_capability
 from .checks import check_backend, check_lower_bound
 from .dispatch import DeviceFacts, LibraryFacts, Request, Verdict
-from .reasons import dotted
 
 _YES = "yes"
 

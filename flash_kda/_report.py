@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from . import _library, arch, dispatch, fatbin
 from ._version import __version__
 from .dispatch import DeviceFacts, LibraryFacts, Refusal, Verdict
-from .reasons import NO_DEVICE, UNKNOWN_BACKEND, dotted
+from .reasons import NO_DEVICE, UNKNOWN_BACKEND
 
 SCHEMA = 1
 DISTRIBUTION = "flash-kda"
@@ -167,7 +167,7 @@ def torch_gpus(torch: Any) -> tuple[Gpu, ...]:
         return ()
     found = []
     for index in range(torch.cuda.device_count()):
-        capability = dotted(torch.cuda.get_device_capability(index))
+        capability = arch.dotted(torch.cuda.get_device_capability(index))
         name = torch.cuda.get_device_name(index)
         found.append(Gpu(f"cuda:{index}", name, capability, torch.version.hip is not None))
     return tuple(found)
@@ -187,7 +187,7 @@ def _label(device: DeviceFacts) -> str:
     """The device in words; one that need not be here has no index."""
     if device.capability is None or device.index is not None:
         return device.name
-    return f"compute capability {dotted(device.capability)}"
+    return f"compute capability {arch.dotted(device.capability)}"
 
 
 def _without_torch(device: DeviceFacts) -> Choice:

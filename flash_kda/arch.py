@@ -145,6 +145,13 @@ class Resolution:
 
 # ---- what runs on what -------------------------------------------------------------------------------------
 
+_FIRST_A, _FIRST_F = (9, 0), (10, 0)
+
+
+def native(cc: Capability) -> Target:
+    """The target for exactly one device: suffix ``a`` from 9.0 on, as the CuTe DSL and Triton choose it."""
+    return Target(*cc, "a" if cc >= _FIRST_A else "")
+
 
 def runs(target: Target, cc: Capability) -> bool:
     """Whether machine code for `target` loads on a device of compute capability `cc`.
@@ -238,6 +245,11 @@ def parse_list(value: str) -> tuple[list[Choice], list[Problem]]:
     targets = {item.target for item in parsed if isinstance(item, Choice)}
     choices = [Choice(target, target in with_ptx) for target in sorted(targets)]
     return choices, [item for item in parsed if isinstance(item, Problem)]
+
+
+def dotted(capability: Capability) -> str:
+    """A compute capability as NVIDIA writes it, for example ``9.0``."""
+    return f"{capability[0]}.{capability[1]}"
 
 
 _CAPABILITY = re.compile(r"([1-9][0-9]?)\.([0-9])")
@@ -354,7 +366,7 @@ def _target_for_device(request: _Request, cc: Capability) -> Target | Problem:
     for target in fitting:
         if request.emit(target):
             return target
-    name = f"{cc[0]}.{cc[1]}"
+    name = dotted(cc)
     if fitting:
         return Problem(name, "not_emittable", f"{request.too_old(fitting[0])}.")
     return Problem(name, "no_kernel", f"no kernels for compute capability {name}.")
@@ -390,7 +402,6 @@ def _check_compiles(request: _Request, resolution: Resolution, check: CompileChe
 
 # Problems of the value itself, whatever the nvcc is.
 VALUE_CODES = frozenset({"blank", "syntax", "ptx"})
-_FIRST_A, _FIRST_F = (9, 0), (10, 0)
 # CUDA 13.0 renamed 10.1 (Thor) to 11.0; nvcc 12.9 still takes the old name.
 _RENAMED = {(10, 1): (11, 0)}
 
@@ -408,7 +419,7 @@ def _unknown_reason(target: Target, table: tuple[KernelTarget, ...]) -> str:
         names = " or ".join(same)
         return f"the kernels use instructions only present in {names}; write {names}."
     wider = [row.target for row in table if row.target.suffix == "f" and runs(row.target, target.cc)]
-    hint = f"; {wider[-1].name} would cover {target.major}.{target.minor}" if wider else ""
+    hint = f"; {wider[-1].name} would cover {dotted(target.cc)}" if wider else ""
     return f"not an architecture flash_kda has kernels for{hint}."
 
 

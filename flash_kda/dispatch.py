@@ -28,6 +28,7 @@ from .arch import (
     Capability,
     Choice,
     best_for,
+    dotted,
     parse_capability,
     runs,
 )
@@ -39,7 +40,6 @@ from .reasons import (
     UNKNOWN_BACKEND,
     UNSUITABLE,
     Reason,
-    dotted,
 )
 
 AUTO = "auto"

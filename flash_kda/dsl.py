@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .arch import ArchSelectionError, Capability, Target, parse_target, runs
-from .reasons import DSL_ARCH, ENV_ARCH, NATIVE_ONLY, NO_PACKAGE, PROBE_ERROR, Reason, dotted
+from .arch import ArchSelectionError, Capability, Target, dotted, native, parse_target, runs
+from .reasons import DSL_ARCH, ENV_ARCH, NATIVE_ONLY, NO_PACKAGE, PROBE_ERROR, Reason
 
 DISTRIBUTION = "nvidia-cutlass-dsl"
 MODULE = "cutlass"
@@ -34,7 +34,6 @@ FIRST_VERSION: dict[Capability, str] = {(10, 7): "4.8"}
 
 _SINGLETON = "CUTE_DSL"  # the front end that reads ENV; cute.experimental has another, with its own variable
 _PREFIX = "sm_"
-_FIRST_EXACT = 9  # the DSL's own choice takes suffix "a" from this major version on
 
 
 @dataclass(frozen=True)
@@ -158,11 +157,6 @@ def _captured() -> tuple[bool, str | None]:
     except AttributeError:
         pass  # not imported; or other internals: then the variable stands in, and is checked as ever
     return False, None
-
-
-def native(cc: Capability) -> Target:
-    """The target for exactly one device."""
-    return Target(*cc, "a" if cc[0] >= _FIRST_EXACT else "")
 
 
 def pinned(first_device: Callable[[], Capability | None]) -> str | None:

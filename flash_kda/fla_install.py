@@ -14,9 +14,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from .arch import Capability
-from .dsl import native
-from .reasons import DSL_ARCH, NO_PACKAGE, PROBE_ERROR, Reason, dotted
+from .arch import Capability, dotted, native
+from .reasons import DSL_ARCH, NO_PACKAGE, PROBE_ERROR, Reason
 
 DISTRIBUTION = "fla-core"  # what flash-linear-attention depends on, and enough by itself
 OLDEST = (0, 6)  # the first whose KDA takes raw beta and grouped heads, and states of rows = value channels
@@ -57,7 +56,7 @@ def _assembler(folders: list[Path], cc: Capability) -> tuple[str, list[str]]:
 
 def _assembles(folders: list[Path], cc: Capability) -> Reason | None:
     variable, places = _assembler(folders, cc)
-    wanted = native(cc).sm  # Triton, too, takes the suffix a from 9.0 on
+    wanted = native(cc).sm
     for place in places:
         known = _known_to(place)
         if known is None:

@@ -35,8 +35,3 @@ class Reason(NamedTuple):
     code: str
     text: str
     cause: Exception | None = None
-
-
-def dotted(capability: tuple[int, int]) -> str:
-    """A compute capability as NVIDIA writes it, for example ``9.0``."""
-    return f"{capability[0]}.{capability[1]}"

@@ -22,7 +22,7 @@ import torch
 from conftest import python
 
 from flash_kda import dsl
-from flash_kda.arch import CUTE_DSL_CAPABILITIES
+from flash_kda.arch import CUTE_DSL_CAPABILITIES, native
 from flash_kda.cute import compiled
 from flash_kda.cute.arguments import BFLOAT16, FLOAT32, INT32, INT64, Variant
 from flash_kda.reference import kda_reference
@@ -72,7 +72,7 @@ def test_architectures_known() -> None:
     """Of the GPUs that the backend was written for, all but Rubin are known to every version."""
     version = tuple(int(part) for part in str(dsl.installed().version).split(".")[:2])
     assert set(WANTED) - set(known()) == (set() if version >= (4, 8) else {ONLY_SINCE_4_8})
-    assert {dsl.native(cc).sm for cc in CUTE_DSL_CAPABILITIES} <= set(WANTED)
+    assert {native(cc).sm for cc in CUTE_DSL_CAPABILITIES} <= set(WANTED)
 
 
 @pytest.mark.parametrize(("arch", "variant"), list(itertools.product(WANTED, VARIANTS)))
