@@ -11,7 +11,8 @@ BFLOAT16 = "bfloat16"
 INT32 = "int32"
 INT64 = "int64"
 
-MAX_SEQUENCES = 65535**2  # dimensions y and z of a grid
+MAX_GRID_Y = 65535  # of z too
+MAX_SEQUENCES = MAX_GRID_Y**2
 MAX_TOKENS = 2**31 - 17  # of a batch row; counted in 32 bits, a few past the end
 MAX_HEADS = 2**29 - 1  # value heads; dimension x of a grid holds four blocks for each
 

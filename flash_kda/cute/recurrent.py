@@ -34,7 +34,7 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute
 
 from ..reference import NORM_EPS
-from .arguments import BFLOAT16, FLOATS, INT64, WORDS, Arguments, Variant
+from .arguments import BFLOAT16, FLOATS, INT64, MAX_GRID_Y, WORDS, Arguments, Variant
 
 DIM = 128  # K = V
 WARP = 32
@@ -44,7 +44,6 @@ WARPS = 4
 BLOCK_ROWS = ROWS * WARPS  # a warp's lanes load the block's part of v, one row each
 SLICES = DIM // BLOCK_ROWS  # blocks that share a state
 ROW_LANES = WARP // ROWS  # lanes that end up with the same row's sum
-MAX_GRID_Y = 65535
 
 LOG2_E = math.log2(math.e)
 BF16_BYTES = 2
