@@ -3,10 +3,10 @@
 The compiled library defines ``flash_kda::fwd`` and its CUDA kernel. Without it the same schema is defined
 here, so that CPU and meta tensors, ``torch.compile`` and ``torch.export`` work on any machine.
 ``fwd_reference`` is the reference backend as an operator of its own, for devices where ``fwd`` means the
-kernels; ``fwd_cute_dsl`` and ``fwd_fla`` are theirs, for tracing, which cannot see through them.
+kernels; ``fwd_cute_dsl`` and ``fwd_fla`` are those backends, for tracing, which cannot see through them.
 
-``lower_bound`` is a float in both: 0.0 stands for the softplus gate (a bounded gate at 0 would never decay).
-``segment_tokens`` is an int in both: -1 stands for None.
+In all of them ``lower_bound`` is a float: 0.0 stands for the softplus gate (a bounded gate at 0 would never
+decay). ``segment_tokens`` is an int: -1 stands for None.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from . import _library, backends, dispatch, dsl, fla_install
-from .arch import Capability
 from .dispatch import Decision, DeviceFacts, Facts, LibraryFacts, Refusal, Request, Unavailable
 from .reasons import IMPORT_ERROR, Reason, is_availability
 
@@ -39,15 +38,11 @@ def device_facts(device_type: str, index: int | None) -> DeviceFacts:
     return DeviceFacts(device_type, index, capability, torch.version.hip is not None)
 
 
-def first_device() -> Capability | None:
-    """Capability of CUDA device 0, the one that the DSL looks at when it is not told a target."""
-    return torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
-
-
 def facts_for(device: DeviceFacts, library: LibraryFacts, broken: Mapping[str, Reason]) -> Facts:
     """The facts of this process; the DSL and flash-linear-attention are looked for when asked."""
     cc = None if device.hip else device.capability
-    return Facts(device, library, lambda: dsl.facts(first_device), lambda: fla_install.reason(cc), broken)
+    first = backends.cute_dsl.first_device
+    return Facts(device, library, lambda: dsl.facts(first), lambda: fla_install.reason(cc), broken)
 
 
 def _decide(device: DeviceFacts, request: Request) -> Decision:

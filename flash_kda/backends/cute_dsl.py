@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import dsl
+from ..arch import Capability
 from ..dispatch import CUTE_DSL_NATIVE_ONLY
 
 
@@ -23,14 +24,15 @@ def load() -> Callable[..., None]:
     return entry
 
 
-def _first_device() -> tuple[int, int]:
-    return torch.cuda.get_device_capability(0)
+def first_device() -> Capability | None:
+    """Capability of CUDA device 0, the one that the DSL looks at when it is not told a target."""
+    return torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
 
 
 def _arch(device: torch.device) -> str:
     """The target to compile for: what the dispatcher's gate found, from the same resolver."""
     capability = torch.cuda.get_device_capability(device)
-    return dsl.require_arch(capability, CUTE_DSL_NATIVE_ONLY, _first_device, str(device))
+    return dsl.require_arch(capability, CUTE_DSL_NATIVE_ONLY, first_device, str(device))
 
 
 def compute(q: Tensor, *rest: Any) -> None:

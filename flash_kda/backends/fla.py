@@ -93,13 +93,14 @@ def compute(
     if out.numel() == 0:
         _no_tokens(initial_state, final_state)
         return
-    if cu_seqlens is not None and q.shape[1] > RECURRENT_TOKENS:
+    few = q.shape[1] <= RECURRENT_TOKENS
+    if cu_seqlens is not None and not few:
         refuse_capture(FLA, q.device, f"the cu_seqlens of more than {RECURRENT_TOKENS} tokens")
     bounded = lower_bound != SOFTPLUS_LOWER_BOUND
     # None means rate 1 to us and another thing to each of its kernels.
     rate = torch.zeros(v.shape[2], device=v.device) if A_log is None else A_log
-    options: dict[str, Any] = {} if q.shape[1] <= RECURRENT_TOKENS else {"safe_gate": bounded}
-    entry = load().recurrent if q.shape[1] <= RECURRENT_TOKENS else load().chunk
+    entry = load().recurrent if few else load().chunk
+    options: dict[str, Any] = {} if few else {"safe_gate": bounded}
     with torch.no_grad(), _no_loop():
         o, state = entry(
             q=q,

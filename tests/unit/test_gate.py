@@ -633,6 +633,19 @@ def test_r32_the_target_is_passed_whatever_the_variables_say(
     assert arch == "sm_100f" and q is tensor and len(rest) == 13
 
 
+def test_what_the_dsl_detected_on_the_first_gpu_is_no_pin_for_another(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.capability = [(9, 0), (10, 0)]
+    machine.ready()
+    captured(monkeypatch, "sm_90a")
+    assert machine.select(index=1) == "cute_dsl"
+    seen: list[str] = []
+    monkeypatch.setattr(cute_dsl, "load", lambda: lambda arch, *rest: seen.append(arch))
+    cute_dsl.compute(types.SimpleNamespace(device=torch.device("cuda", 1)))  # type: ignore[arg-type]
+    assert seen == ["sm_100a"]
+
+
 # ---- a package that is there and does not import -----------------------------------------------------------
 
 
