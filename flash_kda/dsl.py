@@ -265,9 +265,7 @@ def compile_arch(
 
 
 @functools.lru_cache(maxsize=64)
-def _resolved(
-    cc: Capability, native_only: bool, pin: str | None, version: str | None, device: str
-) -> str | Reason:
+def _resolved(cc: Capability, native_only: bool, pin: str | None, device: str) -> str | Reason:
     return compile_arch(DslFacts(installed(), pin), cc, native_only, device)
 
 
@@ -279,7 +277,7 @@ def require_arch(
     Raises:
         NotImplementedError: there is no target; the message is the reason's text.
     """
-    answer = _resolved(cc, native_only, pinned(first_device), installed().version, device)
+    answer = _resolved(cc, native_only, pinned(first_device), device)
     if isinstance(answer, Reason):
         raise NotImplementedError(answer.text) from answer.cause
     return answer

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import tempfile
 import threading
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +17,6 @@ from ..fatbin import FatbinError
 from .arguments import BFLOAT16, FLOAT32, INT32, INT64, MAX_HEADS, MAX_SEQUENCES, MAX_TOKENS, Block, Variant
 from .cubin import recorded_arch
 
-_SOURCES = ("arguments.py", "recurrent.py")
 _DTYPES = {
     torch.float32: FLOAT32,
     torch.bfloat16: BFLOAT16,
@@ -27,28 +24,13 @@ _DTYPES = {
     torch.int64: INT64,
 }
 
-_Key = tuple[Variant, str, str | None, str]
-_compiled: dict[_Key, Any] = {}
+_compiled: dict[tuple[Variant, str], Any] = {}
 _compiling = threading.Lock()  # the DSL compiles one function at a time
 
 
 class WrongArchitecture(RuntimeError):
     """The DSL does not know the architecture asked for, or made code for another one; such code is never kept
     or launched."""
-
-
-def dsl_version() -> str | None:
-    """Version of the installed DSL, None without one."""
-    return dsl.installed().version
-
-
-@functools.cache
-def source_hash() -> str:
-    """SHA-256 of the files that the compiled code depends on."""
-    digest = hashlib.sha256()
-    for name in _SOURCES:
-        digest.update(Path(__file__).with_name(name).read_bytes())
-    return digest.hexdigest()
 
 
 def check_arch(cubin: object, arch: str) -> None:
@@ -69,10 +51,10 @@ def _compile(variant: Variant, arch: str) -> Any:
 
     from . import recurrent
 
-    members = dsl.installed().members
-    if arch not in members:  # the gate does not let one through; the DSL would say a bare KeyError
-        names = ", ".join(members) or "none that could be read"
-        raise WrongArchitecture(f"{dsl.DISTRIBUTION} {dsl_version()} has no target {arch}; it has {names}")
+    install = dsl.installed()
+    if arch not in install.members:  # the gate does not let one through; the DSL would say a bare KeyError
+        names = ", ".join(install.members) or "none that could be read"
+        raise WrongArchitecture(f"{dsl.DISTRIBUTION} {install.version} has no target {arch}; it has {names}")
     # The DSL hands out a cubin by way of a file, by default in the working directory.
     with tempfile.TemporaryDirectory(prefix="flash_kda_cute_") as folder:
         compiler = cute.compile[cute.GPUArch(arch), cute.KeepCUBIN(), DumpDir(folder)]
@@ -93,7 +75,7 @@ def compile_kernel(variant: Variant, arch: str) -> Any:
             remembered.
         ImportError: no DSL.
     """
-    key = (variant, arch, dsl_version(), source_hash())
+    key = (variant, arch)  # in memory alone: the DSL and the sources are this process's
     with _compiling:
         kernel = _compiled.get(key)
         if kernel is None:
