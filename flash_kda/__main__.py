@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from . import _report
-from ._library import LOADED, built_choices
+from ._library import LOADED
 from ._report import SCHEMA, Choice, Report, collect
 from ._wheel import WheelError, WheelReport, judge
 from .arch import Capability, parse_capability
-from .dispatch import AUTO, ENV, DeviceFacts, LibraryFacts, Verdict
+from .dispatch import AUTO, ENV, DeviceFacts
 
 BAD_FILE = 2  # exit code, the one of argparse for a bad argument
 
@@ -73,18 +73,12 @@ def _machine_lines(report: Report) -> list[str]:
     ]
 
 
-def _verdict_line(verdict: Verdict) -> str:
-    if verdict.question is None:
-        return f"{'':<14}  {verdict.backend}: can: {verdict.text}"
-    return f"{'':<14}  not {verdict.backend}: {verdict.question}: {verdict.code}: {verdict.text}"
-
-
 def _choice_lines(choices: Iterable[Choice]) -> list[str]:
     lines = []
     for choice in choices:
         asked = "" if choice.asked == AUTO else f" ({ENV}={choice.asked})"
         lines.append(_line("backend", f"{choice.device}: {choice.backend or 'none'}{asked}"))
-        lines += map(_verdict_line, choice.trace)
+        lines += [_line("", f"  {verdict}") for verdict in choice.trace]
     return lines
 
 
@@ -130,9 +124,8 @@ def _hypothetical(capability: Capability) -> DeviceFacts:
 def _on_hypothetical(capability: Capability) -> Choice:
     """The decision on a GPU that need not be here, with what is installed."""
     torch, _ = _report.import_torch()
-    found = _report.library_facts(torch)
-    library = LibraryFacts(found["code"], found["text"], built_choices() if torch is not None else ())
-    return _report.choice_on(_hypothetical(capability), library, torch is not None)
+    (choice,) = _report.choices([_hypothetical(capability)], _report.library_facts(torch))
+    return choice
 
 
 def _on_wheel(path: Path, capability: Capability | None) -> WheelReport:

@@ -10,9 +10,7 @@ import torch
 from . import _select, dispatch
 from .arch import Capability, dotted, parse_capability
 from .checks import check_backend, check_lower_bound
-from .dispatch import DeviceFacts, LibraryFacts, Request, Verdict
-
-_YES = "yes"
+from .dispatch import DeviceFacts, Verdict
 
 
 @dataclass(frozen=True)
@@ -37,25 +35,8 @@ class Explanation:
         where = self.device
         if self.capability is not None:
             where += f", compute capability {dotted(self.capability)}"
-        lines = [f"{where}; asked for: {self.asked}; runs: {self.backend or 'nothing'}"]
-        return "\n".join([*lines, *map(verdict_line, self.verdicts)])
-
-
-def verdict_line(verdict: Verdict) -> str:
-    """One backend's answer as a line of a text."""
-    if verdict.question is None:
-        return f"  {verdict.backend:<10} {_YES}{': ' if verdict.text else ''}{verdict.text}"
-    return f"  {verdict.backend:<10} no, {verdict.question}: {verdict.code}: {verdict.text}"
-
-
-def explained(device: DeviceFacts, library: LibraryFacts, request: Request) -> Explanation:
-    """The explanation over given facts of a device and a library; nothing is imported."""
-    facts = _select.facts_for(device, library, {})
-    decision = dispatch.decide(facts, request)
-    asked = request.backend + (f" (of {dispatch.ENV})" if request.pinned else "")
-    return Explanation(
-        device.name, device.capability, asked, decision.backend, dispatch.trace(facts, request)
-    )
+        first = f"{where}; asked for: {self.asked}; runs: {self.backend or 'nothing'}"
+        return "\n".join([first, *(f"  {verdict}" for verdict in self.verdicts)])
 
 
 def _gpu(index: int | None) -> torch.device:
@@ -106,7 +87,10 @@ def explain(
     check_lower_bound(lower_bound)
     if capability is not None and device is not None:
         raise ValueError("flash_kda: explain takes a device or a capability, got both")
-    facts = _device(device) if capability is None else DeviceFacts("cuda", None, parse_capability(capability))
+    there = _device(device) if capability is None else DeviceFacts("cuda", None, parse_capability(capability))
     gate = dispatch.SOFTPLUS if lower_bound is None else dispatch.BOUNDED
     request = _select.request(backend, os.environ.get(dispatch.ENV), head_k, head_v, gate)
-    return explained(facts, _select.library_facts(), request)
+    facts = _select.facts_for(there, _select.library_facts(), {})
+    asked = request.backend + (f" (of {dispatch.ENV})" if request.pinned else "")
+    runs = dispatch.decide(facts, request).backend
+    return Explanation(there.name, there.capability, asked, runs, dispatch.trace(facts, request))

@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -228,11 +229,10 @@ def _without_tensors(answer: _Answer) -> _Answer:
     return replace(answer, text="no GPU that torch can use")
 
 
-def choices(gpus: tuple[Gpu, ...], library: dict[str, Any]) -> tuple[Choice, ...]:
-    """What ``auto`` runs on each GPU, or on the CPU when there is none, for a bf16 call with K = V = 128."""
+def choices(devices: Iterable[DeviceFacts], library: dict[str, Any]) -> tuple[Choice, ...]:
+    """What ``auto`` runs on each device, for a bf16 call with K = V = 128."""
     built, _ = arch.parse_list(",".join(library["built"]))
     facts = LibraryFacts(library["code"], library["text"], tuple(built))
-    devices = [device_of(gpu) for gpu in gpus] or [DeviceFacts("cpu")]
     return tuple(choice_on(device, facts, library["code"] != NO_TORCH) for device in devices)
 
 
@@ -390,7 +390,7 @@ def collect() -> Report:
     torch_info = torch_facts(torch, error)
     library = beside_copies(library_facts(torch), other_copies(_library.FOLDER, sys.path))
     gpus = torch_gpus(torch)
-    made = choices(gpus, library)
+    made = choices([device_of(gpu) for gpu in gpus] or [DeviceFacts("cpu")], library)
     owned_by, record, driver = owners(), _library.build_record(), driver_facts()
     problems = [
         *name_problems(owned_by, _library.FOLDER, sys.path),

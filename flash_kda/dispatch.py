@@ -155,6 +155,11 @@ class Verdict:
     code: str
     text: str
 
+    def __str__(self) -> str:
+        if self.question is None:
+            return f"{self.backend:<10} yes: {self.text}"
+        return f"{self.backend:<10} no, {self.question}: {self.code}: {self.text}"
+
 
 class Unavailable(ValueError):
     """No backend can run the call. ``refusals`` holds every reason; the first one's fields are attributes.

@@ -13,7 +13,7 @@ import pytest
 
 import flash_kda
 from flash_kda import __main__, _report, dispatch
-from flash_kda.dispatch import Refusal
+from flash_kda.dispatch import DeviceFacts, Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = {
@@ -189,9 +189,10 @@ def test_a_gpu_that_torch_cannot_see_is_a_problem(monkeypatch: pytest.MonkeyPatc
 def test_choices_follow_the_gpus() -> None:
     gpus = (_report.Gpu("cuda:0", "H200", "9.0"), _report.Gpu("cuda:1", "L4", "8.9"))
     facts = library("missing_file")
-    assert [c.device for c in _report.choices(gpus, facts)] == ["cuda:0", "cuda:1"]
-    assert [c.refusals[0].code for c in _report.choices(gpus, facts)] == ["missing_file", "no_kernel"]
-    (cpu,) = _report.choices((), facts)
+    made = _report.choices(map(_report.device_of, gpus), facts)
+    assert [c.device for c in made] == ["cuda:0", "cuda:1"]
+    assert [c.refusals[0].code for c in made] == ["missing_file", "no_kernel"]
+    (cpu,) = _report.choices([DeviceFacts("cpu")], facts)
     assert cpu.device == "cpu"
     assert cpu.refusals == tuple(
         Refusal(backend, "no_device", "no GPU that torch can use") for backend in ("cuda", "cute_dsl", "fla")
@@ -205,7 +206,7 @@ def test_the_variable_is_followed_and_shown(
     monkeypatch: pytest.MonkeyPatch, value: str, backend: str | None, problems: int
 ) -> None:
     monkeypatch.setenv("FLASH_KDA_BACKEND", value)
-    (choice,) = _report.choices((_report.Gpu("cuda:0", "L4", "8.9"),), library())
+    (choice,) = _report.choices([DeviceFacts("cuda", 0, (8, 9))], library())
     assert (choice.backend, choice.asked) == (backend, value)
     found = _report.device_problems((), {"version": "2.11", "cuda": "13.0", "error": None}, (choice,))
     assert len([problem for problem in found if "FLASH_KDA_BACKEND" in problem]) == problems
