@@ -16,7 +16,7 @@ from typing import Any
 
 from . import _report
 from ._library import LOADED
-from ._report import SCHEMA, Choice, Report, collect
+from ._report import SCHEMA, BackendChoice, Report, collect
 from ._wheel import WheelError, WheelReport, judge
 from .arch import Capability, parse_capability
 from .dispatch import AUTO, ENV, DeviceFacts
@@ -73,7 +73,7 @@ def _machine_lines(report: Report) -> list[str]:
     ]
 
 
-def _choice_lines(choices: Iterable[Choice]) -> list[str]:
+def _choice_lines(choices: Iterable[BackendChoice]) -> list[str]:
     lines = []
     for choice in choices:
         asked = "" if choice.asked == AUTO else f" ({ENV}={choice.asked})"
@@ -121,7 +121,7 @@ def _hypothetical(capability: Capability) -> DeviceFacts:
     return DeviceFacts("cuda", None, capability)
 
 
-def _on_hypothetical(capability: Capability) -> Choice:
+def _on_hypothetical(capability: Capability) -> BackendChoice:
     """The decision on a GPU that need not be here, with what is installed."""
     torch, _ = _report.import_torch()
     (choice,) = _report.choices([_hypothetical(capability)], _report.library_facts(torch))

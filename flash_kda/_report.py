@@ -42,7 +42,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """Which backend runs a call that names none; why those asked before it do not; what each one says.
 
     ``asked``: ``auto``, or what ``FLASH_KDA_BACKEND`` puts in its place.
@@ -68,7 +68,7 @@ class Report:
     torch: dict[str, Any]
     driver: dict[str, str | None]
     gpus: tuple[Gpu, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[BackendChoice, ...]
     owners: tuple[str, ...]
     problems: tuple[str, ...]
 
@@ -191,14 +191,16 @@ def _label(device: DeviceFacts) -> str:
     return f"compute capability {arch.dotted(device.capability)}"
 
 
-def _without_torch(device: DeviceFacts) -> Choice:
+def _without_torch(device: DeviceFacts) -> BackendChoice:
     verdicts = tuple(
         Verdict(name, dispatch.AVAILABILITY, NO_TORCH, "torch did not import") for name in dispatch.ORDER
     )
-    return Choice(_label(device), None, tuple(Refusal(v.backend, v.code, v.text) for v in verdicts), verdicts)
+    return BackendChoice(
+        _label(device), None, tuple(Refusal(v.backend, v.code, v.text) for v in verdicts), verdicts
+    )
 
 
-def choice_on(device: DeviceFacts, library: LibraryFacts, has_torch: bool) -> Choice:
+def choice_on(device: DeviceFacts, library: LibraryFacts, has_torch: bool) -> BackendChoice:
     """What a call that names no backend runs on a device, with the library given."""
     if not has_torch:
         return _without_torch(device)
@@ -213,7 +215,7 @@ def choice_on(device: DeviceFacts, library: LibraryFacts, has_torch: bool) -> Ch
         dispatch.BOUNDED,
     )
     decision = dispatch.decide(facts, request)
-    return Choice(
+    return BackendChoice(
         _label(device),
         decision.backend,
         tuple(_without_tensors(refusal) for refusal in decision.refusals),
@@ -229,7 +231,7 @@ def _without_tensors(answer: _Answer) -> _Answer:
     return replace(answer, text="no GPU that torch can use")
 
 
-def choices(devices: Iterable[DeviceFacts], library: dict[str, Any]) -> tuple[Choice, ...]:
+def choices(devices: Iterable[DeviceFacts], library: dict[str, Any]) -> tuple[BackendChoice, ...]:
     """What ``auto`` runs on each device, for a bf16 call with K = V = 128."""
     built, _ = arch.parse_list(",".join(library["built"]))
     facts = LibraryFacts(library["code"], library["text"], tuple(built))
@@ -346,7 +348,9 @@ def architecture_problems(claims: dict[str, Any], holds: set[str]) -> list[str]:
     ]
 
 
-def device_problems(gpus: tuple[Gpu, ...], torch_info: dict[str, Any], made: tuple[Choice, ...]) -> list[str]:
+def device_problems(
+    gpus: tuple[Gpu, ...], torch_info: dict[str, Any], made: tuple[BackendChoice, ...]
+) -> list[str]:
     """GPUs that are there and not used."""
     problems = []
     if torch_info["error"]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import _library, fatbin
-from ._report import IMPORT_NAME, NO_RECORD, SCHEMA, Choice, architecture_problems, choice_on
-from .arch import Choice as Arch
+from ._report import IMPORT_NAME, NO_RECORD, SCHEMA, BackendChoice, architecture_problems, choice_on
+from .arch import Choice
 from .dispatch import DeviceFacts, LibraryFacts
 
 _PACKAGE = f"{IMPORT_NAME}/__init__.py"
@@ -33,7 +33,7 @@ class WheelReport:
     wheel: str
     build_record: dict[str, Any] | None
     images: tuple[dict[str, str], ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[BackendChoice, ...]
     problems: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -51,11 +51,11 @@ def _members(path: Path) -> dict[str, bytes]:
         raise WheelError(f"{path}: not a wheel that can be read: {error}") from error
 
 
-def _choices(images: Iterable[fatbin.Image]) -> tuple[Arch, ...]:
+def _choices(images: Iterable[fatbin.Image]) -> tuple[Choice, ...]:
     """What a build asked for, from what it left: machine code, and PTX beside it."""
     there = set(images)
     ptx = {image.target for image in there if image.kind == "ptx"}
-    return tuple(sorted(Arch(i.target, i.target in ptx) for i in there if i.kind == "elf"))
+    return tuple(sorted(Choice(i.target, i.target in ptx) for i in there if i.kind == "elf"))
 
 
 def _library_facts(path: Path, members: dict[str, bytes]) -> tuple[LibraryFacts, tuple[fatbin.Image, ...]]:

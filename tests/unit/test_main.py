@@ -173,7 +173,7 @@ def test_a_driver_older_than_the_runtime_inside_is_a_problem(
 
 def test_a_gpu_left_to_the_slow_backend_is_a_problem() -> None:
     gpu = _report.Gpu("cuda:0", "H200", "9.0")
-    choice = _report.Choice("cuda:0", "reference", (Refusal("cuda", "missing_file", "not there"),))
+    choice = _report.BackendChoice("cuda:0", "reference", (Refusal("cuda", "missing_file", "not there"),))
     (problem,) = _report.device_problems(
         (gpu,), {"version": "2.11", "cuda": "13.0", "error": None}, (choice,)
     )
