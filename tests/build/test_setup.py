@@ -167,6 +167,7 @@ def test_metadata_needs_nothing(tree: Path, tmp_path: Path) -> None:
     assert (
         f"{fla_install.DISTRIBUTION}>={'.'.join(map(str, fla_install.OLDEST))};" in found["Requires-Dist"][-1]
     )
+    assert f">={matrix.load().dsl[0]};" in found["Requires-Dist"][-2]  # the oldest that is tested beside
     assert found["Provides-Extra"] == ["cute", "fla"]
     assert all(
         f"[{name}]" in hint
