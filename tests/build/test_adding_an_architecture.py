@@ -25,10 +25,10 @@ WRITE = "nox -s size -- --write wheels/unverified/FILE"
 DOCS = "python -m ci.docs"
 
 
-def shown(language: str) -> str:
-    """The page's one block in that language."""
-    (block,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    return str(block)
+def shown(beginning: str) -> str:
+    """The page's indented lines from the one that begins so."""
+    (block,) = re.findall(rf"(?m)^    ({re.escape(beginning)}.*\n(?:    .+\n)*)", PAGE)
+    return str(block).replace("\n    ", "\n")
 
 
 def edit(path: Path, pattern: str, replacement: str) -> None:
@@ -51,19 +51,27 @@ def repository(tmp_path: Path) -> Path:
 
 
 def name_the_target(repository: Path) -> None:
-    edit(repository / "flash_kda" / "arch.py", r"( +KernelTarget\(Target\(12, 0)", shown("python") + r"\1")
+    edit(
+        repository / "flash_kda" / "arch.py",
+        r"(KernelTarget\(Target\(12, 0)",
+        shown("KernelTarget(") + r"    \1",
+    )
 
 
 def name_the_row(repository: Path) -> None:
-    edit(repository / "ci" / "matrix.toml", r'(label = "cu130"[^\[]*archs = \[)', rf'\1"{NAME}", ')
+    edit(
+        repository / "ci" / "matrix.toml",
+        r'(label = "cu130"\n(?:.*\n)*?archs = \[.*)("120a")',
+        rf'\1"{NAME}", \2',
+    )
 
 
 def give_it_a_table(repository: Path) -> None:
-    edit(repository / "ci" / "matrix.toml", r"(\[arch\.120a\])", shown("toml") + r"\n\1")
+    edit(repository / "ci" / "matrix.toml", r"(\[arch\.120a\])", shown("[arch.") + r"\n\1")
 
 
 def test_the_page_has_these_commands() -> None:
-    assert COMMANDS == [
+    assert [
         ALONE,
         ROW,
         WRITE,
@@ -71,7 +79,7 @@ def test_the_page_has_these_commands() -> None:
         DOCS,
         "nox -s tests lint",
         f"nox -s gpu_tests -- --target sm{NAME} --wheel wheels/FILE --fla-path DIR",
-    ]
+    ] == COMMANDS
 
 
 def test_the_page_is_followed(repository: Path) -> None:
