@@ -15,6 +15,7 @@ from test_releasing import run
 from verify_artifacts import ROOT
 
 from ci.errors import ConfigError, LintError, MetadataError
+from ci.extension import compiler_cache
 
 PAGE = (ROOT / "docs" / "adding_an_architecture.md").read_text(encoding="utf-8")
 NAME = "110a"
@@ -82,7 +83,8 @@ def test_the_page_has_these_commands() -> None:
     ] == COMMANDS
 
 
-def test_the_page_is_followed(repository: Path) -> None:
+def test_the_page_is_followed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compiler_cache.ENV, "1")  # the row is built twice
     name_the_target(repository)
     name_the_row(repository)
     give_it_a_table(repository)
@@ -113,4 +115,4 @@ def test_what_a_step_left_out_says(repository: Path) -> None:
     assert early.returncode == ConfigError.exit_code and NAME in early.stderr
     name_the_target(repository)
     early = follow(repository, ALONE)
-    assert early.returncode == ConfigError.exit_code and f"arch.{NAME}" in early.stderr
+    assert early.returncode == ConfigError.exit_code and "'arch': expected one table for each" in early.stderr
