@@ -76,8 +76,20 @@ def fallthrough(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def gpu_matrix(session: nox.Session) -> None:
-    """The GPU tests that CI runs, from ci/matrix.toml; ``-- --json`` in one line for GitHub's fromJSON."""
+    """The GPU tests that CI runs, from ci/matrix.toml; ``-- --json``, ``-- --github``."""
     session.run("python", "-m", "ci.gpu_matrix", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def wheel_matrix(session: nox.Session) -> None:
+    """The wheels that CI builds, from ci/matrix.toml; ``-- --json``, ``-- --github``."""
+    session.run("python", "-m", "ci.wheel_matrix", *session.posargs)
+
+
+@nox.session
+def sdist(session: nox.Session) -> None:
+    """The sdist, from a clean copy of the sources, in wheels/sdist."""
+    call(session, "sdist")
 
 
 @nox.session
@@ -136,6 +148,6 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def update(session: nox.Session) -> None:
-    """Refresh the locks of the tools and of the CUDA toolkits."""
+    """Refresh what is pinned: locks, CUDA toolkits, images, actions."""
     call(session, "update")
     session.run("python", "-m", "ci.toolchain", "update")

@@ -2,8 +2,8 @@
 
 Metadata and sdist need neither torch, nvcc, git, a GPU nor the network.  Variables read: FLASH_KDA_CUDA_ARCHS
 ('auto', 'all' or a list such as 90a,100a), FLASH_KDA_CUDA_ARCHS_STRICT, FLASH_KDA_LOCAL_VERSION,
-FLASH_KDA_SKIP_CUDA_BUILD, FLASH_KDA_LINK_SYSROOT, FLASH_KDA_SOURCE_COMMIT, MAX_JOBS, NVCC_THREADS, CUDA_HOME,
-CXX. The work is in ci/extension.
+FLASH_KDA_SKIP_CUDA_BUILD, FLASH_KDA_LINK_SYSROOT, FLASH_KDA_SOURCE_COMMIT, FLASH_KDA_COMPILER_CACHE,
+MAX_JOBS, NVCC_THREADS, CUDA_HOME, CXX. The work is in ci/extension.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from ci import (
     wheels,
 )
 from ci.errors import BuildError, run_cli
+from ci.extension import compiler_cache
 from ci.matrix import CudaRow
 from ci.platforms import HOST, PLATFORMS, Platform, check_tools
 from ci.process import CONSOLE, run
@@ -38,7 +39,7 @@ class Conditions:
     """What may differ between two builds of one source without changing the wheel.
 
     ``jobs`` and ``threads``: None leaves them to the plan.  ``aged`` seconds are taken off the sources' file
-    dates.
+    dates.  ``compiler_cache`` is the folder of ccache, None compiles all.
     """
 
     jobs: int | None = None
@@ -48,6 +49,7 @@ class Conditions:
     locale: str = "C.UTF-8"
     hash_seed: str = "0"
     aged: int = 0
+    compiler_cache: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) 
         "FLASH_KDA_LOCAL_VERSION": row.label_for(archs),
         "FLASH_KDA_LINK_SYSROOT": str(tools.sysroot),
         "FLASH_KDA_SKIP_CUDA_BUILD": "0",
+        **_compiler_cache(conditions.compiler_cache),
         **({source.COMMIT: revision.label} if revision.label else {}),
         "MAX_JOBS": str(conditions.jobs or work.jobs),
         "NVCC_THREADS": str(conditions.threads or work.threads),
@@ -97,6 +100,21 @@ def environment(row: CudaRow, archs: str, tools: Tools, conditions: Conditions) 
         # What Python calls the machine: setuptools tags the wheel with it.
         **({} if tools.target.native else {"_PYTHON_HOST_PLATFORM": f"linux-{tools.target.name}"}),
     }
+
+
+def _compiler_cache(folder: Path | None) -> dict[str, str]:
+    """Whether to compile through ccache, the locked one unless the caller named another."""
+    if folder is None:
+        return {compiler_cache.ENV: ""}
+    named = os.environ.get(compiler_cache.ENV, "")
+    program = str(venv.locked("cache").bin / "ccache") if named in ("", "0", "1") else named
+    return {compiler_cache.ENV: program, compiler_cache.FOLDER_ENV: str(folder)}
+
+
+def as_asked() -> Conditions:
+    """The conditions of a build by command: FLASH_KDA_COMPILER_CACHE, where it is set, decides on ccache."""
+    asked = os.environ.get(compiler_cache.ENV, "") not in ("", "0")
+    return Conditions(compiler_cache=cache.root() / "ccache" if asked else None)
 
 
 def _plan(row: CudaRow, archs: str) -> plan.Plan:
@@ -233,7 +251,7 @@ def release(label: str, archs: str | None, out: Path, platform: str = HOST) -> P
     One of another platform cannot be imported here: a line names the command that emulates it.  A wheel that
     fails stays in ``out/unverified``, to be looked at; the CiError says why.
     """
-    wheel = build_row(label, archs, out / "unverified", platform=platform)
+    wheel = build_row(label, archs, out / "unverified", conditions=as_asked(), platform=platform)
     wheels.verify(wheel, archs, out / "reports")
     if PLATFORMS[platform].native:
         import_check.check(wheel)

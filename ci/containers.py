@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci import cache, images, matrix, source, wheels
+from ci import cache, images, matrix, provenance, source, wheels
 from ci.errors import BuildError, ConfigError, run_cli
 from ci.process import run
 
@@ -157,9 +157,11 @@ def frame_of(given: argparse.Namespace) -> Frame:
 
 
 def keep(wheel: Path, out: Path) -> Path:
-    """Copy `wheel` into the folder `out`."""
+    """Copy `wheel` into the folder `out`, with its provenance beside it."""
     out.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copyfile(wheel, out / wheel.name))
+    kept = Path(shutil.copyfile(wheel, out / wheel.name))
+    provenance.write(kept)
+    return kept
 
 
 def gpu_image(frame: Frame, wheel: Path, scratch: Path) -> str:

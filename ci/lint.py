@@ -1,7 +1,7 @@
-"""Format, lint, types and the project's own rule: ``python -m ci.lint [--fix]``.
+"""Format, lint, types and the project's own rules: ``python -m ci.lint [--fix]``.
 
-Own rule: an architecture is written in ``ci/matrix.toml`` and ``flash_kda/arch.py`` alone (exceptions with
-their reason in ``lint_allow.toml``).
+Own rules: workflows use actions at the commits of ``.github/actions.toml``; an architecture is written in
+``ci/matrix.toml`` and ``flash_kda/arch.py`` alone (exceptions with their reason in ``lint_allow.toml``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from ci import actions
 from ci.errors import ConfigError, LintError, run_cli
 from ci.process import CONSOLE
 from ci.toml import read_toml
@@ -164,6 +165,27 @@ def duplicate_architectures(root: Path, names: Iterable[str], allowed: list[Allo
     return findings
 
 
+# ---- actions ----
+
+
+def loose_actions(root: Path, names: Iterable[str], pins: Mapping[str, actions.Pin]) -> list[Finding]:
+    """Actions in workflows at another commit than the pinned one, and pins that no workflow uses."""
+    texts = {name: (root / name).read_text(encoding="utf-8") for name in filter(is_workflow, names)}
+    findings = [
+        Finding(name, *problem) for name, text in texts.items() for problem in actions.problems(text, pins)
+    ]
+    unused = sorted(set(pins) - set(actions.used(texts.values())))
+    return findings + [
+        Finding(".github/actions.toml", 1, f"{name}: no workflow uses it; run: nox -s update")
+        for name in unused
+    ]
+
+
+def is_workflow(name: str) -> bool:
+    """Whether that file is a workflow."""
+    return name.startswith(".github/workflows/") and name.endswith((".yml", ".yaml"))
+
+
 # ---- tools ----
 
 
@@ -184,6 +206,9 @@ def tool_commands(tools: Venv, names: list[str], fix: bool) -> dict[str, list[st
         ]
     if dockerfiles := [name for name in names if "Dockerfile" in PurePosixPath(name).name]:
         commands["hadolint"] = [hadolint, *dockerfiles]
+    if workflows := [name for name in names if is_workflow(name)]:
+        commands["actionlint"] = [str(tools.bin / "actionlint"), *workflows]
+        commands["zizmor"] = [str(tools.bin / "zizmor"), "--offline", "--no-progress", *workflows]
     return commands
 
 
@@ -212,6 +237,7 @@ def lint(fix: bool) -> None:
     verdicts["architectures"] = run_rule(
         "architectures", lambda: duplicate_architectures(ROOT, names, allowances())
     )
+    verdicts["actions"] = run_rule("actions", lambda: loose_actions(ROOT, names, actions.load()))
     bad = [title for title, good in verdicts.items() if not good]
     if bad:
         raise LintError(

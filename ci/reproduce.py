@@ -1,9 +1,10 @@
-"""Builds one row twice under different conditions and compares the bytes.
+"""Builds one row under different conditions and compares the bytes.
 
-``python -m ci.reproduce [--cuda LABEL] [--archs LIST] [--platform NAME] [--against WHEEL]``.
+``python -m ci.reproduce [--cuda LABEL] [--archs LIST] [--platform NAME] [--against WHEEL] [--record DIR]``.
 
-The two builds differ in folder, job and thread count, umask, time zone, locale, hash seed, file dates and
-clock; the wheels must not.  ``--against FILE`` builds once and compares with a wheel somebody else built.
+The first two builds differ in folder, job and thread count, umask, time zone, locale, hash seed, file dates
+and clock, and the second one compiles through an empty compiler cache; a third one takes all from there.  The
+wheels must not differ.  ``--against FILE`` compares with a wheel somebody else built instead of the first.
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import json
+import os
+import resource
+import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-from ci import build, matrix
+from ci import build, matrix, source, venv
 from ci.errors import ConfigError, ReproducibilityError, run_cli
 from ci.platforms import HOST
 from ci.process import CONSOLE
@@ -104,30 +111,82 @@ def first_difference(a: bytes, b: bytes) -> str:
     return f"{sizes}first at offset {at}: {a[context]!r} against {b[context]!r}"
 
 
-def reproduce(label: str, archs: str | None, against: Path | None, platform: str = HOST) -> str:
-    """Build twice (or once, beside `against`) and compare; returns the common sha256.
+def reproduce(label: str, archs: str | None, against: Path | None, platform: str = HOST) -> dict[str, object]:
+    """Build (or take `against`), build through an empty compiler cache, build from that cache, and compare.
 
-    Raises ReproducibilityError naming each wheel member and ELF section that differs.
+    Returns the common sha256 and the seconds of each build.  Raises ReproducibilityError naming each wheel
+    member and ELF section that differs.
     """
     with tempfile.TemporaryDirectory(prefix="flash-kda-") as scratch:
-        first = against or _built(label, archs, Path(scratch, "one"), FIRST, platform)
-        further = Path(scratch, "two", "a-folder-further-down")
-        second = _built(label, archs, further, SECOND, platform)
-        differences = compare(first, second)
-        if differences:
-            kept = "\n".join(f"  {difference}" for difference in differences)
-            raise ReproducibilityError(
-                f"two builds of {label}: expected the same bytes, got {len(differences)} differences:\n"
-                f"{kept}\n"
-                "Next: look for a path, a date or an unsorted list in what the section holds"
-            )
-        return hashlib.sha256(second.read_bytes()).hexdigest()
+        store = Path(scratch, "ccache")
+        folders = {"plain": "one", "cold": "two/a-folder-further-down", "warm": "three"}
+        conditions = {"plain": FIRST, "cold": replace(SECOND, compiler_cache=store)}
+        # ccache's key has nvcc's threads and the locale in it, and nothing else that differs.
+        conditions["warm"] = replace(
+            FIRST, threads=SECOND.threads, locale=SECOND.locale, compiler_cache=store
+        )
+        made: dict[str, Path] = {}
+        seconds: dict[str, dict[str, float]] = {}
+        for name, folder in folders.items():
+            wall, cpu = time.monotonic(), _cpu()
+            taken = against if name == "plain" else None
+            made[name] = taken or _built(label, archs, Path(scratch, folder), conditions[name], platform)
+            seconds[name] = {"wall": round(time.monotonic() - wall, 1), "cpu": round(_cpu() - cpu, 1)}
+        for name in ("cold", "warm"):
+            _refuse_differences(label, made["plain"], made[name])
+        _refuse_unused(store)
+        return {"sha256": hashlib.sha256(made["warm"].read_bytes()).hexdigest(), "seconds": seconds}
+
+
+def _cpu() -> float:
+    """Processor time of the programs run so far; unlike the clock, other work on the machine hardly adds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _refuse_differences(label: str, first: Path, second: Path) -> None:
+    differences = compare(first, second)
+    if differences:
+        kept = "\n".join(f"  {difference}" for difference in differences)
+        raise ReproducibilityError(
+            f"two builds of {label}: expected the same bytes, got {len(differences)} differences:\n"
+            f"{kept}\n"
+            "Next: look for a path, a date or an unsorted list in what the section holds"
+        )
+
+
+def _refuse_unused(store: Path) -> None:
+    """ReproducibilityError unless each object was compiled once, and taken from the cache once."""
+    program = venv.locked("cache").bin / "ccache"
+    command = [str(program), "--dir", str(store), "--print-stats"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    counts = dict(line.split("\t") for line in done.stdout.splitlines())
+    hits = int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"])
+    objects = sum(name.startswith("csrc/") and name.endswith((".cpp", ".cu")) for name in source.files())
+    if not objects or (hits, int(counts["cache_miss"])) != (objects, objects):
+        raise ReproducibilityError(
+            f"the compiler cache: expected {objects} objects compiled once and taken once, got {hits} "
+            f"hits and {counts['cache_miss']} misses.\nNext: read ccache's counts: {' '.join(command)}"
+        )
 
 
 def _built(label: str, archs: str | None, folder: Path, conditions: build.Conditions, platform: str) -> Path:
     folder.mkdir(parents=True)
     out = folder / "wheels"
     return build.build_row(label, archs, out, work=folder, conditions=conditions, platform=platform)
+
+
+def record(label: str, found: Mapping[str, object]) -> dict[str, object]:
+    """What is written down of builds that were the same bytes."""
+    revision = source.revision()
+    return {
+        "row": label,
+        **found,
+        "commit": revision.commit,
+        "dirty": revision.dirty,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
+        "cores": os.cpu_count(),
+    }
 
 
 def main() -> int:
@@ -140,14 +199,19 @@ def main() -> int:
     parser.add_argument("--archs", help="narrow the architectures, as a comma list")
     parser.add_argument("--platform", default=HOST, metavar="NAME", help=f"such as aarch64 (default: {HOST})")
     parser.add_argument("--against", type=Path, metavar="WHEEL", help="compare one build with this wheel")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="leave a record of each row there")
     given = parser.parse_args()
     if given.against is not None and not given.against.is_file():
         raise ConfigError(f"--against {given.against}: no such file.\nNext: nox -s build_wheels")
     rows = [row.label for row in matrix.load().on(given.platform).locked_rows]
     labels = given.cuda or [first]
     for label in rows if labels == ["all"] else labels:
-        digest = reproduce(label, given.archs, given.against, given.platform)
-        CONSOLE.print(f"[green]same bytes[/green] {label}: sha256 {digest}")
+        found = reproduce(label, given.archs, given.against, given.platform)
+        CONSOLE.print(f"[green]same bytes[/green] {label}: {found}")
+        if given.record:
+            given.record.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(record(label, found), indent=2)
+            (given.record / f"{label}.json").write_text(text + "\n", encoding="utf-8")
     return 0
 
 

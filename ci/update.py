@@ -1,5 +1,5 @@
-"""Refreshes the locks in ``ci/requirements`` from the ``.in`` files, and the digests of images that come with
-the locked cibuildwheel: ``python -m ci.update [NAME ...]``.
+"""Refreshes the locks in ``ci/requirements`` from the ``.in`` files, and the digests of images and the
+commits of actions that come with the locked cibuildwheel: ``python -m ci.update [NAME ...]``.
 
 The versions of the CuTe DSL in ``ci/matrix.toml`` have a lock each and no ``.in`` file.
 One resolution serves every Python from the oldest of the matrix on, with the hash of each file.
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ci import images, matrix, venv
+from ci import actions, images, matrix, venv
 from ci.errors import ConfigError, ToolchainError, run_cli
 from ci.process import run
 
@@ -57,6 +57,7 @@ def main() -> int:
         for source in inputs(given.name, venv.REQUIREMENTS, Path(scratch)):
             refresh(source, tools, loaded.project.python)
     images.update(venv.locked("cibw"))
+    actions.update(venv.locked("update"))  # by the new lock
     return 0
 
 

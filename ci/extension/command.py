@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from setuptools.command.build_ext import build_ext
 from ci import matrix, resources
 from ci.archs import arch
 from ci.errors import BuildError, CiError, ToolchainError
-from ci.extension import flags, ninja_file, record, toolset
+from ci.extension import compiler_cache, flags, ninja_file, record, toolset
 from ci.nvcc import clean_environment
 from ci.selection import precheck, select, selection_error
 
@@ -98,11 +99,14 @@ class BuildKda(build_ext):
         target.parent.mkdir(parents=True, exist_ok=True)
         arguments = ext.extra_compile_args
         commands = ninja_file.Commands(arguments["cxx"], arguments["nvcc"], ext.extra_link_args, plan.threads)
-        text = ninja_file.write(tools, commands, ext.sources, folder.as_posix(), target.as_posix(), EXPORTS)
+        cache = compiler_cache.find(os.environ)
+        text = ninja_file.write(
+            tools, commands, ext.sources, folder.as_posix(), target.as_posix(), EXPORTS, cache
+        )
         script = folder / "build.ninja"
         script.write_text(text, encoding="utf-8")
-        run_ninja(tools.ninja, script, plan.jobs)
-        refuse_local_names(folder)
+        more = compiler_cache.configure(tools, folder, _LOCAL_NAMES.pattern.decode()) if cache else {}
+        run_ninja(tools.ninja, script, plan.jobs, more)
 
     def copy_extensions_to_source(self) -> None:
         """For an editable install: the record goes where the library goes."""
@@ -112,11 +116,13 @@ class BuildKda(build_ext):
             self.copy_file(str(built.with_name("build_record.json")), str(Path(*ext.name.split(".")[:-1])))
 
 
-def run_ninja(ninja: Path, script: Path, jobs: int) -> None:
-    """Run the ninja file; BuildError when a compiler or the linker fails (its words are on the screen)."""
+def run_ninja(ninja: Path, script: Path, jobs: int, more: Mapping[str, str]) -> None:
+    """Run the ninja file, `more` variables set; BuildError when a compiler or the linker fails (its words are
+    on the screen), or device code has names that no release may have."""
     command = [str(ninja), "-f", str(script), "-j", str(jobs), "-v"]
     sys.stdout.flush()
-    done = subprocess.run(command, check=False, env=clean_environment())
+    done = subprocess.run(command, check=False, env={**clean_environment(), **more})
+    refuse_local_names(script.parent)
     if done.returncode != 0:
         raise BuildError(
             f"compiling failed: expected ninja to exit with 0, got {done.returncode}; "

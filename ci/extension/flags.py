@@ -71,8 +71,7 @@ def nvcc_flags(toolset: Toolset, choices: Sequence[arch.Choice]) -> list[str]:
         _SEED,
         "-Xfatbin",
         "-compress-all",
-        "-Xptxas",
-        "-v",
+        "-Xptxas=-v",  # one word: ccache 4.14 takes a -v by itself for its own matter
         *arch.gencode_flags(choices),
     ]
 

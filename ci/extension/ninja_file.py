@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ci.extension.toolset import Toolset
 
@@ -29,12 +30,12 @@ _RULES = """\
 ninja_required_version = 1.5
 builddir = {folder}
 rule cxx
-  command = {cxx} -MMD -MF $out.d {cxx_flags} -c $in -o $out
+  command = {cache}{cxx} -MMD -MF $out.d {cxx_flags} -c $in -o $out
   depfile = $out.d
   deps = gcc
   description = g++ $in
 rule nvcc
-  command = mkdir -p $out.keep && {{ {nvcc} -MD -MF $out.d {nvcc_flags} --threads {threads} $
+  command = mkdir -p $out.keep && {{ {cache}{nvcc} -MD -MF $out.d {nvcc_flags} --threads {threads} $
       --keep --keep-dir $out.keep -c $in -o $out > $out.log 2>&1; code=$$?; cat $out.log; exit $$code; }}
   depfile = $out.d
   deps = gcc
@@ -59,11 +60,21 @@ def object_of(source: str, folder: str) -> str:
 
 
 def write(
-    toolset: Toolset, commands: Commands, sources: Sequence[str], folder: str, library: str, depends: str
+    toolset: Toolset,
+    commands: Commands,
+    sources: Sequence[str],
+    folder: str,
+    library: str,
+    depends: str,
+    cache: Path | None = None,
 ) -> str:
-    """The ninja file's text: objects go below `folder`; `depends` is linked anew when it changes."""
+    """The ninja file's text: objects go below `folder`; `depends` is linked anew when it changes.
+
+    `cache` is the program that compiles what it does not have.
+    """
     text = _RULES.format(
         folder=_path(folder),
+        cache=f"{_words([str(cache)])} " if cache else "",
         cxx=_words(toolset.cxx),
         cxx_flags=_words(commands.cxx),
         nvcc=_words([str(toolset.nvcc.path)]),

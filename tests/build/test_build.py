@@ -214,7 +214,7 @@ def test_an_unverified_wheel_does_not_reach_the_folder(
 def test_a_wheel_of_another_machine_is_verified_and_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def built(_label: str, _archs: str | None, out: Path, platform: str) -> Path:
+    def built(_label: str, _archs: str | None, out: Path, *, platform: str, **_options: object) -> Path:
         out.mkdir(parents=True)
         (out / f"{platform}.whl").touch()
         return out / f"{platform}.whl"

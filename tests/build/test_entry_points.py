@@ -24,6 +24,8 @@ SESSIONS = {
     "size",
     "index",
     "gpu_matrix",
+    "wheel_matrix",
+    "sdist",
     "release_check",
     "tests",
     "dsl_matrix",
@@ -71,7 +73,7 @@ def test_each_requirement_says_why(path: Path) -> None:
 
 
 def test_an_unknown_lock_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expected one of build, ci"):
+    with pytest.raises(ConfigError, match="expected one of build, cache, ci"):
         update.inputs(["nothing"], venv.REQUIREMENTS)
 
 

@@ -137,7 +137,7 @@ def test_a_wheel_that_fails_verification_is_refused_and_all_are_told(
 
 
 def test_the_jobs_are_those_of_the_gpus_that_a_wheel_has_code_for() -> None:
-    found = gpu_matrix.jobs(TABLE)
+    found = gpu_matrix.tests(TABLE)
     hopper = next(gpu for gpu in TABLE.gpus if gpu.target == RUN)
     expected = [(row.label, torch) for row in TABLE.rows if RUN in row.archs for torch in hopper.torch]
     assert [(job["cuda"], job["torch"]) for job in found if job["target"] == f"sm{RUN}"] == expected
@@ -149,4 +149,4 @@ def test_the_matrix_is_one_line_of_json() -> None:
     command = [sys.executable, "-m", "ci.gpu_matrix", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = done.stdout.splitlines()
-    assert json.loads(line) == {"include": gpu_matrix.jobs(TABLE)}
+    assert json.loads(line) == {"include": gpu_matrix.tests(TABLE)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +90,8 @@ def test_another_name_is_a_difference(make_wheel: MakeWheel) -> None:
 
 
 def test_builds_that_differ_are_an_error(monkeypatch: pytest.MonkeyPatch, make_wheel: MakeWheel) -> None:
-    made = iter([make_wheel(FILES, folder="a"), make_wheel({"flash_kda/__init__.py": "a = 3\n"}, folder="b")])
+    other = make_wheel({"flash_kda/__init__.py": "a = 3\n"}, folder="b")
+    made = iter([make_wheel(FILES, folder="a"), other, other])
     asked = []
 
     def build_row(
@@ -106,18 +109,31 @@ def test_builds_that_differ_are_an_error(monkeypatch: pytest.MonkeyPatch, make_w
     monkeypatch.setattr(build, "build_row", build_row)
     with pytest.raises(ReproducibilityError, match=r"flash_kda/__init__\.py: first at offset 4"):
         reproduce.reproduce("cu130", None, None, "aarch64")
-    assert asked == [(reproduce.FIRST, "aarch64", True), (reproduce.SECOND, "aarch64", True)]
+    (first, *_), (second, *_), (third, *_) = asked
+    assert {(platform, there) for _, platform, there in asked} == {("aarch64", True)}
+    assert first == reproduce.FIRST and second == replace(
+        reproduce.SECOND, compiler_cache=third.compiler_cache
+    )
+    assert second.compiler_cache is not None
 
 
 def test_a_wheel_of_somebody_else_is_compared(monkeypatch: pytest.MonkeyPatch, make_wheel: MakeWheel) -> None:
     wheel = make_wheel(FILES, folder="a")
     monkeypatch.setattr(build, "build_row", lambda *_arguments, **_options: wheel)
-    assert len(reproduce.reproduce("cu130", None, wheel)) == 64
+    monkeypatch.setattr(reproduce, "_refuse_unused", lambda _store: None)
+    found = reproduce.reproduce("cu130", None, wheel)
+    assert found["sha256"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+def test_a_compiler_cache_that_nothing_came_from_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ReproducibilityError, match="got 0 hits and 0 misses"):
+        reproduce._refuse_unused(tmp_path)
 
 
 def test_everything_that_may_differ_differs_between_the_two_builds() -> None:
     first, second = vars(reproduce.FIRST), vars(reproduce.SECOND)
-    assert [name for name in first if first[name] == second[name]] == []
+    # The folder of the compiler cache is made for each run.
+    assert [name for name in first if first[name] == second[name]] == ["compiler_cache"]
 
 
 def test_a_missing_wheel_to_compare_with_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

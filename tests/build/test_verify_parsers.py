@@ -4,11 +4,13 @@ checkers' output.  A text in a form they do not know is an error, never an empty
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import auditwheel
 import pytest
 from verify_artifacts import FIXTURES, ROOT
 
@@ -172,6 +174,33 @@ def test_the_repository_s_own_expectations_cover_the_matrix() -> None:
             for name in table.archs:
                 if group.archs is None or name in group.archs:
                     assert budget_for(group, name).stack == 0
+
+
+def auditwheels_floor(plat: str) -> dict[str, str]:
+    """The highest version of each family that the locked auditwheel allows for a platform tag."""
+    policy, machine = re.fullmatch(r"(manylinux_\d+_\d+)_(\w+)", plat).groups()  # type: ignore[union-attr]
+    path = Path(auditwheel.__file__).parent / "policy" / "manylinux-policy.json"
+    (entry,) = [entry for entry in json.loads(path.read_text()) if entry["name"] == policy]
+    families = entry["symbol_versions"][machine].items()
+    return {name: max(filter(is_number, found), key=as_numbers) for name, found in families}
+
+
+def is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9.]+", text) is not None
+
+
+def as_numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def test_the_floors_are_those_of_the_locked_auditwheel() -> None:
+    from ci import matrix, sysroot
+
+    for plat, floor in expectations.load().platform.floor.items():
+        theirs = auditwheels_floor(plat)
+        ours = {family: version for family, version in floor.items() if family != "machine"}
+        assert ours == {family: theirs[family] for family in ours}
+    assert f"manylinux_{sysroot.GLIBC.replace('.', '_')}_" in matrix.load().project.plat
 
 
 def test_a_budget_for_all_yields_to_an_architecture_s_own() -> None:
