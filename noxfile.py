@@ -105,6 +105,12 @@ def index(session: nox.Session) -> None:
 
 
 @nox.session
+def index_check(session: nox.Session) -> None:
+    """Install from wheels/index with pip and uv under the matrix's Pythons; ``-- --python 3.12`` for one."""
+    call(session, "index_check", also="verify")
+
+
+@nox.session
 def size(session: nox.Session) -> None:
     """Bytes of each kernel and architecture of wheels; ``-- --write`` makes them the budget."""
     call(session, "size", also="verify")

@@ -11,18 +11,24 @@ there instead).
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 from ci import matrix, wheels
 from ci.errors import AbiError, ConfigError, MetadataError, run_cli
+from ci.extension import record
 from ci.process import CONSOLE, run
 from ci.venv import Venv, checks
 
 PROBE = Path(__file__).with_name("import_probe.py")
+RECORDS = wheels.FOLDER / "records" / "import"
 
 
 def interpreter(given: str) -> Path:
@@ -45,7 +51,7 @@ def combinations(pythons: list[str], torch: str | None, table: matrix.Matrix) ->
 
 
 def check(wheel: Path, python: Path | None = None, torch: str | None = None) -> None:
-    """Install `wheel` alone into a folder and run ``import_probe.py`` on it.
+    """Install `wheel` alone into a folder and `use` it.
 
     Raises MetadataError when pip refuses the wheel and AbiError when it does not load or does not answer.
     """
@@ -53,18 +59,45 @@ def check(wheel: Path, python: Path | None = None, torch: str | None = None) -> 
     with tempfile.TemporaryDirectory(prefix="flash-kda-import-") as scratch:
         site = Path(scratch, "site")
         _install(wheel, site, tools)
+        used = use(site, tools, wheel.name)
+    CONSOLE.print(f"[green]{used}[/green]")
+
+
+def use(site: Path, tools: Venv, name: str) -> str:
+    """Run ``import_probe.py`` on the package in the folder `site`; returns its line, raises AbiError."""
+    return run_beside(site, tools, [PROBE, site], f"using {name}").splitlines()[-1]
+
+
+def run_beside(site: Path, tools: Venv, words: Sequence[str | Path], title: str) -> str:
+    """What the Python of `tools` prints for `words`, with the folder `site` before its packages.
+
+    Raises AbiError when it ends with another exit code than 0.
+    """
+    hint = "the last line above names what failed; python -m ci.verify WHEEL shows what the library needs"
+    with tempfile.TemporaryDirectory(prefix="flash-kda-home-") as home:
         env = {
             "PATH": os.environ.get("PATH", ""),
-            "HOME": scratch,
+            "HOME": home,
             "PYTHONPATH": str(site),
             "PYTHONNOUSERSITE": "1",
         }
-        command = [tools.python, PROBE, site]
-        hint = "the last line above names what failed; python -m ci.verify WHEEL shows what the library needs"
-        said = run(
-            command, title=f"using {wheel.name}", error=AbiError, hint=hint, cwd=Path(scratch), env=env
-        )
-    CONSOLE.print(f"[green]{said.splitlines()[-1]}[/green]")
+        return run([tools.python, *words], title=title, error=AbiError, hint=hint, cwd=Path(home), env=env)
+
+
+def identity(wheel: Path) -> dict[str, object]:
+    """What a record says of a wheel that was used: name, digest and sources."""
+    source = record.of_wheel(wheel)["source"]
+    kept = {key: source[key] for key in ("commit", "dirty", "sha256")}
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return {"wheel": wheel.name, "wheel_sha256": digest, "source": kept}
+
+
+def write_record(path: Path, said: Mapping[str, object]) -> Path:
+    """Keep what a run showed, in which everything passed, with its date."""
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"verdict": "passed", "date": now, **said}, indent=2) + "\n", encoding="utf-8")
+    return path
 
 
 def _install(wheel: Path, site: Path, tools: Venv) -> None:

@@ -8,26 +8,21 @@ wheel passed leaves a record in ``wheels/records/import``.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import os
 import shutil
 import sys
 import tempfile
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 from ci import cache, matrix, torch_stubs, wheels
 from ci.errors import AbiError, MetadataError, ToolchainError, run_cli
-from ci.import_check import PROBE
+from ci.import_check import PROBE, RECORDS, identity, write_record
 from ci.platforms import PLATFORMS, Platform
 from ci.process import CONSOLE, run
 from ci.venv import REQUIREMENTS
 
-RECORDS = wheels.FOLDER / "records" / "import"
 _PACKAGES = ("python3", "libstdc++6")
 _LOCK = REQUIREMENTS / "tests.txt"
 
@@ -140,22 +135,11 @@ def make_record(machine: Machine, torch: str, passed: Sequence[tuple[Path, str]]
     """What was shown, of which wheels: pairs of a wheel and the probe's line."""
     return {
         "target": machine.target.name,
-        "verdict": "passed",
         "emulator": machine.qemu,
         "python": machine.version,
         "torch": torch,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "wheels": [{**_identity(wheel), "said": said} for wheel, said in passed],
+        "wheels": [{**identity(wheel), "said": said} for wheel, said in passed],
     }
-
-
-def _identity(wheel: Path) -> dict[str, object]:
-    """Name, digest and sources of a wheel that was imported."""
-    with zipfile.ZipFile(wheel) as archive:
-        source = json.loads(archive.read("flash_kda/build_record.json"))["source"]
-    kept = {key: source[key] for key in ("commit", "dirty", "sha256")}
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    return {"wheel": wheel.name, "wheel_sha256": digest, "source": kept}
 
 
 def main() -> int:
@@ -174,9 +158,8 @@ def main() -> int:
     emulated = machine(target)
     beside = packages(emulated, given.torch)
     passed = [(wheel, check(wheel.resolve(), emulated, beside)) for wheel in found]
-    given.records.mkdir(parents=True, exist_ok=True)
-    record = given.records / f"{target.name}.json"
-    record.write_text(json.dumps(make_record(emulated, given.torch, passed), indent=2) + "\n")
+    said_of_all = make_record(emulated, given.torch, passed)
+    record = write_record(given.records / f"{target.name}.json", said_of_all)
     for _, said in passed:
         CONSOLE.print(f"[green]{said}[/green]")
     print(f"record: {record}")

@@ -23,6 +23,7 @@ SESSIONS = {
     "diff",
     "size",
     "index",
+    "index_check",
     "gpu_matrix",
     "wheel_matrix",
     "sdist",

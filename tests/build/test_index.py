@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +17,8 @@ import pytest
 from packaging.version import Version
 from verify_artifacts import BUILD_RECORD, TAG
 
-from ci import index, provenance, venv, wheels
-from ci.errors import ConfigError, ReleaseError
+from ci import import_check, index, index_check, matrix, provenance, venv, wheels
+from ci.errors import AbiError, ConfigError, ReleaseError
 
 if TYPE_CHECKING:
     from handmade import MakeWheel
@@ -32,8 +28,9 @@ JSON = "application/vnd.pypi.simple.v1+json"
 LABELS = ("cu130", "cu130.sm90a", "cu130.sm100a", "cu135")
 
 
-class Handler(SimpleHTTPRequestHandler):
-    """A static server; with `as_json` one that gives installers the JSON pages they ask for."""
+class Handler(index_check.Quiet):
+    """A static server that remembers what it was asked; with `as_json` one that gives installers the JSON
+    pages they ask for."""
 
     as_json = False
     asked: list[str]
@@ -49,24 +46,13 @@ class Handler(SimpleHTTPRequestHandler):
         else:
             super().do_GET()
 
-    def log_message(self, format: str, *words: object) -> None:
-        pass
-
 
 @contextmanager
 def served(folder: Path, as_json: bool = False) -> Iterator[tuple[str, list[str]]]:
     """The address of `folder` on this machine, and the list that requests are added to."""
     asked: list[str] = []
-    kind = type("Served", (Handler,), {"as_json": as_json, "asked": asked})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(kind, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with index_check.served(folder, type("Served", (Handler,), {"as_json": as_json, "asked": asked})) as url:
+        yield url, asked
 
 
 @pytest.fixture
@@ -92,35 +78,14 @@ def wheel_of(make_wheel: MakeWheel, label: str) -> Path:
     return wheel
 
 
-def clean(tmp_path: Path) -> dict[str, str]:
-    """The environment without what points installers elsewhere."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
-    return {
-        **kept,
-        "PIP_CONFIG_FILE": os.devnull,
-        "UV_CACHE_DIR": str(tmp_path / "uv"),
-        "NO_PROXY": "127.0.0.1",
-    }
-
-
-def pip(url: str, tmp_path: Path, requirement: str = "flash-kda") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-cache-dir", "--index-url", url]
-    command += ["--target", str(tmp_path / "pip"), requirement]
-    return subprocess.run(command, env=clean(tmp_path), capture_output=True, text=True, check=False)
-
-
-def uv(url: str, tmp_path: Path, requirement: str = "flash-kda") -> subprocess.CompletedProcess[str]:
-    command = [str(venv.locked("update").bin / "uv"), "pip", "install", "--no-deps", "--no-config"]
-    command += [
-        "--python",
-        sys.executable,
-        "--index-url",
-        url,
-        "--target",
-        str(tmp_path / "uv-site"),
-        requirement,
-    ]
-    return subprocess.run(command, env=clean(tmp_path), capture_output=True, text=True, check=False)
+def install(
+    installer: str, url: str, tmp_path: Path, *more: str
+) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """What an installer said, and the folder that it was to install into."""
+    site = tmp_path / installer
+    words = [*index_check.command(installer, Path(sys.executable), url, site), *more]
+    env = index_check.environment(tmp_path)
+    return subprocess.run(words, env=env, capture_output=True, text=True, check=False), site
 
 
 def label_in(folder: Path) -> str:
@@ -136,13 +101,26 @@ def test_pip_and_uv_install_from_it(
 ) -> None:
     assert index.write(made.values(), tmp_path / "out") == ["cu130", "cu130/sm100a", "cu130/sm90a", "cu135"]
     with served(tmp_path / "out", as_json) as (url, asked):
-        for install, folder in ((pip, tmp_path / "pip"), (uv, tmp_path / "uv-site")):
+        for installer in index_check.INSTALLERS:
             asked.clear()
-            done = install(f"{url}/{place}", tmp_path)
+            done, site = install(installer, f"{url}/{place}", tmp_path)
             assert done.returncode == 0, done.stderr
-            assert label_in(folder) == label
-            if install is pip:  # uv reads no metadata with --no-deps
+            assert label_in(site) == label
+            if installer == "pip":  # uv reads no metadata with --no-deps
                 assert any(path.endswith(".whl.metadata") for path in asked), asked
+
+
+@pytest.mark.parametrize("installer", index_check.INSTALLERS)
+def test_each_python_of_the_matrix_is_served_and_none_before(
+    made: Mapping[str, Path], tmp_path: Path, installer: str
+) -> None:
+    index.write(made.values(), tmp_path / "out")
+    with served(tmp_path / "out") as (url, _):
+        for python in (*matrix.load().test_python, "3.9"):
+            words = ["--python-version", python, "--only-binary", ":all:"]
+            done, site = install(installer, f"{url}/cu130", tmp_path / python, *words)
+            came = (site / "flash_kda").is_dir()
+            assert (done.returncode == 0) == (python != "3.9") == came, (python, done.stderr)
 
 
 def test_in_one_index_a_slim_wheel_would_be_taken_for_the_newest() -> None:
@@ -150,17 +128,46 @@ def test_in_one_index_a_slim_wheel_would_be_taken_for_the_newest() -> None:
     assert Version("0.1.0+cu130.sm90a") > Version("0.1.0+cu130.sm100a") > Version("0.1.0+cu130")
 
 
-@pytest.mark.parametrize("install", [pip, uv])
+@pytest.mark.parametrize("installer", index_check.INSTALLERS)
 def test_a_wheel_that_is_not_the_listed_one_is_refused(
-    made: Mapping[str, Path], tmp_path: Path, install: object
+    made: Mapping[str, Path], tmp_path: Path, installer: str
 ) -> None:
     index.write(made.values(), tmp_path / "out")
     copy = tmp_path / "out" / "cu130" / "flash-kda" / made["cu130"].name
     copy.write_bytes(made["cu135"].read_bytes())
     with served(tmp_path / "out") as (url, _):
-        done = (pip if install is pip else uv)(f"{url}/cu130", tmp_path)
+        done, _ = install(installer, f"{url}/cu130", tmp_path)
     assert done.returncode != 0
     assert re.search("hash", done.stderr, re.IGNORECASE), done.stderr
+
+
+def test_what_installs_and_does_not_load_is_no_pass(made: Mapping[str, Path], tmp_path: Path) -> None:
+    """The wheels made here hold no library."""
+    index.write([made["cu130"]], tmp_path / "out")
+    words = ["ci.index_check", "--python", sys.executable, "--index", str(tmp_path / "out")]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", [*words, "--records", str(tmp_path / "records")])
+        with pytest.raises(AbiError, match="using what pip installed"):
+            index_check.main()
+    assert not (tmp_path / "records").exists()
+
+
+def test_a_problem_that_the_package_tells_of_is_no_pass(
+    made: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.write([made["cu130"]], tmp_path / "out")
+    monkeypatch.setattr(import_check, "use", lambda *_: "flash_kda")
+    monkeypatch.setattr(import_check, "run_beside", lambda *_: "1 problem\n")
+    with (
+        served(tmp_path / "out") as (url, _),
+        pytest.raises(AbiError, match="expected 'no problems found', got"),
+    ):
+        index_check.check("pip", venv.Venv(Path(sys.prefix)), f"{url}/cu130")
+
+
+def test_no_index_is_no_pass(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected an index, got none"):
+        list(index_check.check_all([sys.executable], tmp_path))
 
 
 def test_the_pages_name_hashes_metadata_and_what_was_not_run(

@@ -5,6 +5,7 @@ Not run here: what needs a GPU (its record is written instead), two releases, or
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -21,8 +22,11 @@ from ci.provenance import sha256
 PAGE = (ROOT / "docs" / "releasing.md").read_text(encoding="utf-8")
 NOXFILE = (ROOT / "noxfile.py").read_text(encoding="utf-8")
 NOT_HERE = {"diff": "two releases", "gpu_tests": "a GPU"}
-# What is added to a command to make it one of the smallest wheel.
-NARROWED = {"build_wheels": ["--cuda", "cu130", "--archs", "90a"]}
+# What is added to a command to make it one of the smallest wheel, or of this Python.
+NARROWED = {
+    "build_wheels": ["--cuda", "cu130", "--archs", "90a"],
+    "index_check": ["--python", sys.executable],
+}
 
 
 def commands() -> list[tuple[str, list[str]]]:
@@ -49,7 +53,7 @@ def run(repository: Path, session: str, arguments: list[str]) -> subprocess.Comp
 def test_the_page_names_every_step_in_order() -> None:
     order = list(dict.fromkeys(session for session, _ in commands()))
     steps = ["build_wheels", "verify_wheels", "size", "diff", "rebuild", "gpu_matrix", "gpu_tests"]
-    assert order == [*steps, "release_check", "index"]
+    assert order == [*steps, "release_check", "index", "index_check"]
     for session, _ in commands():
         module_of(session)
 
@@ -72,6 +76,9 @@ def test_the_page_is_followed(tmp_path: Path) -> None:
             (wheel,) = (repository / "wheels").glob("*.whl")
     folder = repository / "wheels" / "index" / "cu130" / "sm90a" / "flash-kda"
     assert (folder / wheel.name).read_bytes() == wheel.read_bytes()
+    record = repository / "wheels" / "records" / "import" / "index.json"
+    installed = json.loads(record.read_text())["installed"]
+    assert [line["installer"] for line in installed] == ["pip", "uv"]
 
 
 def write_record(repository: Path, wheel: Path) -> None:
