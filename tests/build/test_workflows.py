@@ -101,6 +101,17 @@ def test_the_sessions_that_workflows_call_exist() -> None:
     assert called <= defined and {"lint", "tests", "cibw", "release_check", "gpu_matrix"} <= called
 
 
+def test_what_asks_for_every_python_finds_them() -> None:
+    asking = {
+        job.partition(":")[0]: set(re.findall(r"(?m)^            (3\.\d+)$", job))
+        for text in WORKFLOWS.values()
+        for job in jobs_of(text)
+        if re.search(r"nox -s (import_matrix|index_check)$", job, re.MULTILINE)
+    }
+    pythons = set(matrix.load().test_python)
+    assert asking == {"build": pythons, "check": pythons}
+
+
 def test_a_release_builds_nothing_and_replaces_nothing() -> None:
     text = WORKFLOWS[actions.WORKFLOWS / "release.yml"]
     assert "skip-existing: false" in text and "run-id: ${{ inputs.run }}" in text
