@@ -7,6 +7,8 @@ import email.parser
 import hashlib
 import json
 import re
+import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,8 @@ from ci.verify.facts import Metadata, Wheel
 
 BUILD_RECORD = "build_record.json"
 _VERSION_FILE = "_version.py"
+_MOST_BYTES = 2**28  # unpacked: a hundred times what is in a wheel, and no burden on a memory
+_LOCAL, _END = 30, 22  # bytes of a member's header before its name, and of the zip's last record
 _VERSION = re.compile(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 
 
@@ -65,7 +69,9 @@ def read_wheel(path: Path) -> Wheel:
 
 def _parse_filename(path: Path) -> tuple[str, str, tuple[str, ...]]:
     try:
-        _, _, _, tags = parse_wheel_filename(path.name)
+        _, _, build, tags = parse_wheel_filename(path.name)
+        if build:  # installers prefer it to the wheel of that version without one
+            raise InvalidWheelFilename("a build number after the version")
     except InvalidWheelFilename as error:
         raise MetadataError(
             f"{path.name}: expected NAME-VERSION-PYTHON-ABI-PLATFORM.whl, got: {error}"
@@ -80,10 +86,12 @@ def _contents(path: Path) -> dict[str, bytes]:
         with zipfile.ZipFile(path) as archive:
             items = [item for item in archive.infolist() if not item.is_dir()]
             _refuse_names([item.filename for item in items], path)
+            _refuse_kinds(items, path)
+            _refuse_gaps(archive, path)
             return {item.filename: archive.read(item) for item in items}
-    # zipfile: RuntimeError for an encrypted file, NotImplementedError for an unknown compression, OSError and
-    # ValueError for offsets outside the file.
-    except (zipfile.BadZipFile, RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
+    # zipfile: RuntimeError for an encrypted file, NotImplementedError for an unknown compression, OSError,
+    # ValueError and struct.error for offsets outside the file.
+    except (zipfile.BadZipFile, RuntimeError, OSError, ValueError, EOFError, zlib.error, struct.error) as error:
         raise MetadataError(
             f"{path.name}: expected a zip archive that can be unpacked, got: {error}. Build it again."
         ) from error
@@ -98,6 +106,34 @@ def _refuse_names(names: Sequence[str], path: Path) -> None:
     outside = [name for name in names if PurePosixPath(name).is_absolute() or ".." in name.split("/")]
     if outside:
         raise MetadataError(f"{path.name}: expected names below the wheel's own folders, got {outside}.")
+
+
+def _refuse_kinds(items: Sequence[zipfile.ZipInfo], path: Path) -> None:
+    links = [item.filename for item in items if stat.S_ISLNK(item.external_attr >> 16)]
+    if links:
+        raise MetadataError(f"{path.name}: expected regular files, got symbolic links {links}.")
+    unpacked = sum(item.file_size for item in items)
+    if unpacked > _MOST_BYTES:
+        raise MetadataError(f"{path.name}: expected at most {_MOST_BYTES} bytes unpacked, got {unpacked}.")
+
+
+def _refuse_gaps(archive: zipfile.ZipFile, path: Path) -> None:
+    """MetadataError unless the members lie one after the other, and the directory of the zip after them.
+
+    Trap: who unpacks while downloading goes from member to member and has not seen the directory.  A member
+    that only one of the two has is installed by some and judged by none (uv: CVE-2025-54368).
+    """
+    data, at = path.read_bytes(), 0
+    for item in sorted(archive.infolist(), key=lambda item: item.header_offset):
+        if item.header_offset != at:
+            break
+        lengths = data[at + _LOCAL - 4 : at + _LOCAL]  # of name and extra field
+        at += _LOCAL + sum(struct.unpack("<HH", lengths)) + item.compress_size
+    if at != archive.start_dir or data[-_END:][:4] != b"PK\5\6":
+        raise MetadataError(
+            f"{path.name}: expected members without gaps, then their directory, got bytes that no member "
+            f"has at offset {at}. Build it again."
+        )
 
 
 def _dist_info(contents: Mapping[str, bytes], path: Path) -> str:

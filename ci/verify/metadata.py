@@ -11,6 +11,8 @@ from packaging.utils import canonicalize_name
 from ci import platforms
 from ci.errors import MetadataError
 from ci.matrix import CudaRow, archs_of_label, row_of_label
+from ci.source import ROOT
+from ci.toml import read_toml
 from ci.verify.build_record import check_files, check_form
 from ci.verify.facts import Library, Wheel
 from ci.verify.materials import check_sbom
@@ -66,8 +68,24 @@ def _check_fields(sheet: Sheet, wheel: Wheel, request: Request) -> None:
     sheet.equal(file, "Requires-Python", f">={request.project.python}", metadata.requires_python)
     torch = f">={request.project.torch_target}"
     sheet.equal(file, "Requires-Dist of torch", torch, _torch_bound(metadata.requires_dist))
+    sheet.same_set(file, "Requires-Dist", _wanted(), set(map(_normal, metadata.requires_dist)))
     sheet.equal(file, "License-Expression", request.wheel.license_expression, metadata.license_expression)
     sheet.same_set(file, "License-File", request.wheel.license_files, metadata.license_files)
+
+
+def _wanted() -> set[str]:
+    """What pyproject.toml requires, extras too, in METADATA's words."""
+    project = read_toml(ROOT / "pyproject.toml")["project"]
+    extras = project["optional-dependencies"].items()
+    optional = [f'{text}; extra == "{extra}"' for extra, texts in extras for text in texts]
+    return set(map(_normal, [*project["dependencies"], *optional]))
+
+
+def _normal(text: str) -> str:
+    try:
+        return str(Requirement(text))
+    except InvalidRequirement:
+        return text
 
 
 def _torch_bound(requirements: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ The libraries are compiled here by the locked nvcc and linked by g++: what is ju
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import random
 import re
@@ -496,6 +497,14 @@ METADATA_FAULTS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "older torch": (_swap("torch>=2.10", "torch>=2.9"), "Requires-Dist of torch: expected >=2.10, got >=2.9"),
     "optional torch": (_swap("torch>=2.10", 'torch>=2.10; extra == "x"'), "Requires-Dist of torch"),
+    "a package added": (
+        _swap("Requires-Dist: torch", "Requires-Dist: evil\nRequires-Dist: torch"),
+        "unexpected Requires-Dist: expected ",
+    ),
+    "another package for an extra": (
+        _swap("Requires-Dist: fla-core", "Requires-Dist: fla-kore"),
+        'missing Requires-Dist: expected fla-core>=0.6; extra == "fla"',
+    ),
     "older Python": (_swap(">=3.10", ">=3.9"), "Requires-Python: expected >=3.10, got >=3.9"),
     "other licence": (
         _swap("License-Expression: MIT", "License-Expression: ISC"),
@@ -740,6 +749,69 @@ def test_member_that_python_cannot_unpack(
     wheel.write_bytes(data)
     with pytest.raises(errors.MetadataError, match="can be unpacked"):
         judge(forge, wheel)
+
+
+def with_hidden_member(wheel: Path) -> bytes:
+    """The wheel with a member that its directory does not name: who unpacks while downloading installs it."""
+    data = wheel.read_bytes()
+    with zipfile.ZipFile(wheel) as archive:
+        start = archive.start_dir
+    hidden = io.BytesIO()
+    with zipfile.ZipFile(hidden, "w") as archive:
+        archive.writestr("flash_kda/sitecustomize.py", b"import os\n")
+        length = archive.start_dir
+    end = bytearray(data[start:])
+    end[-6:-2] = (start + length).to_bytes(4, "little")  # where the directory starts
+    return data[:start] + hidden.getvalue()[:length] + bytes(end)
+
+
+def with_comment(wheel: Path) -> bytes:
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.comment = b"PK\5\6" + bytes(18)  # the last record of another zip
+    return wheel.read_bytes()
+
+
+LAYOUTS: dict[str, Callable[[Path], bytes]] = {
+    "member that the directory lacks": with_hidden_member,
+    "bytes before the zip": lambda wheel: b"#!/bin/sh\n" + wheel.read_bytes(),
+    "bytes after the zip": lambda wheel: wheel.read_bytes() + b"x",
+    "comment": with_comment,
+}
+
+
+@pytest.mark.parametrize("fault", LAYOUTS)
+def test_zip_that_installers_may_read_in_two_ways(forge: Forge, tmp_path: Path, fault: str) -> None:
+    wheel = WheelPlan(forge.good()).write(tmp_path)
+    wheel.write_bytes(LAYOUTS[fault](wheel))
+    with pytest.raises(errors.MetadataError, match="expected members without gaps"):
+        judge(forge, wheel)
+
+
+def test_member_that_is_a_link(forge: Forge, tmp_path: Path) -> None:
+    wheel, link = WheelPlan(forge.good()).write(tmp_path), zipfile.ZipInfo("flash_kda/late.py")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr(link, "/etc/passwd")
+    with pytest.raises(errors.MetadataError, match=r"got symbolic links \['flash_kda/late.py'\]"):
+        judge(forge, wheel)
+
+
+def test_member_that_fills_the_memory(forge: Forge, tmp_path: Path) -> None:
+    wheel = WheelPlan(forge.good()).write(tmp_path)
+    with (
+        zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("flash_kda/x.bin", "w", force_zip64=True) as member,
+    ):
+        for _ in range(20):
+            member.write(bytes(2**24))
+    with pytest.raises(errors.MetadataError, match=r"expected at most \d+ bytes unpacked, got 3355"):
+        judge(forge, wheel)
+
+
+def test_build_number_that_installers_prefer(forge: Forge, tmp_path: Path) -> None:
+    name = WHEEL_NAME.replace(f"{LABEL}-", f"{LABEL}-1-")
+    with pytest.raises(errors.MetadataError, match=r"expected NAME-VERSION-PYTHON.* got: a build number"):
+        judge(forge, WheelPlan(forge.good(), filename=name).write(tmp_path))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])

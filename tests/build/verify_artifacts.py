@@ -163,6 +163,8 @@ License-Expression: MIT
 License-File: LICENSE
 Requires-Python: >=3.10
 Requires-Dist: torch>=2.10
+Requires-Dist: nvidia-cutlass-dsl<5,>=4.6.2; extra == "cute"
+Requires-Dist: fla-core>=0.6; extra == "fla"
 """
 
 
