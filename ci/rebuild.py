@@ -7,13 +7,14 @@ architectures.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci import matrix, reproduce
+from ci import matrix, reproduce, source
 from ci.errors import BuildError, ConfigError, ProvenanceError, ReproducibilityError, run_cli
 from ci.extension import record
 from ci.process import CONSOLE, run
@@ -23,6 +24,8 @@ from ci.source import ROOT
 # Run by the clone's own factory: the arguments are row, architectures and folder.
 _BUILD = "import pathlib, sys; from ci import build; _, row, archs, out = sys.argv; "
 _BUILD += "build.build_row(row, archs, pathlib.Path(out))"
+# Whole: of seven digits anybody makes a second commit, and git takes other words for branches and options.
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,19 @@ class Recipe:
 def recipe(wheel: Path) -> Recipe:
     """That of `wheel`, by its build record; ProvenanceError when it was not made from a commit alone."""
     made = record.of_wheel(wheel)
-    source: dict[str, Any] = made.get("source") or {}
-    commit, dirty = source.get("commit"), source.get("dirty")
+    said: Any = made.get("source")
+    said = said if isinstance(said, dict) else {}
+    commit, dirty = said.get("commit"), said.get("dirty")
     if commit is None or dirty is not False:
         from_what = f"commit {commit} and changes to it" if commit else "sources of an unknown commit"
         raise ProvenanceError(
             f"{wheel.name}: expected a wheel made from a commit alone, got one made from {from_what}.\n"
             "Next: commit, then nox -s build_wheels"
+        )
+    if not isinstance(commit, str) or _COMMIT.fullmatch(commit) is None:
+        raise ProvenanceError(
+            f"{wheel.name}: source.commit: expected all hexadecimal digits of a commit, got {commit!r}.\n"
+            "Next: build the wheel again, in a git checkout"
         )
     try:
         row = matrix.row_of_label(made["version"].partition("+")[2])
@@ -53,6 +62,27 @@ def recipe(wheel: Path) -> Recipe:
             f"{wheel.name}: the build record does not say what was built: {error!r}.\n"
             "Next: build the wheel again"
         ) from error
+
+
+def check_sources(wheel: Path, root: Path = ROOT) -> None:
+    """ProvenanceError unless `wheel`, which passed verification, is of sources in the history at `root`.
+
+    Verification compares the wheel's files with the digests in its build record: here those are compared with
+    the commit's own, since whoever makes a wheel writes the record in it.
+    """
+    commit = recipe(wheel).commit
+    if not source.in_history(commit, root):
+        raise ProvenanceError(
+            f"{wheel.name}: expected a wheel of a commit in this checkout's history, got one of {commit}.\n"
+            "Next: git fetch --unshallow, or check out what was reviewed and built"
+        )
+    said, had = record.of_wheel(wheel)["source"]["files"], source.digests_at(commit, root)
+    differing = sorted(name for name in {*said, *had} if said.get(name) != had.get(name))
+    if differing:
+        raise ProvenanceError(
+            f"{wheel.name}: {', '.join(differing)}: expected the sources of {commit}, which it names, got "
+            "others.\nNext: build the wheel again from a clean checkout"
+        )
 
 
 def rebuild(wheel: Path, root: Path = ROOT) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ci import matrix, provenance, rebuild, wheels
+from ci import matrix, provenance, rebuild, source, wheels
 from ci.errors import CiError, ReleaseError, run_cli
 from ci.gpu_tests import SEAL, record_name, seal
 from ci.process import CONSOLE
@@ -22,13 +22,19 @@ from ci.process import CONSOLE
 RECORDS = wheels.FOLDER / "records"
 
 
-def check(wheel: Path, held: Iterable[str], table: matrix.Matrix, records: Path = RECORDS) -> dict[str, str]:
+def check(
+    wheel: Path,
+    held: Iterable[str],
+    table: matrix.Matrix,
+    records: Path = RECORDS,
+    root: Path = source.ROOT,
+) -> dict[str, str]:
     """How far each architecture in `held` (``90a``), those of the wheel's images, was tried.
 
-    `wheel` has passed verification.  Raises ProvenanceError for what it says of its origin, and ReleaseError
+    `wheel` has passed verification; `root` is a checkout with its commit.  Raises ProvenanceError for what it says of its origin, and ReleaseError
     that lists each architecture that may not be published.
     """
-    rebuild.recipe(wheel)
+    rebuild.check_sources(wheel, root)
     provenance.check(wheel)
     digest = provenance.sha256(wheel)
     tried = {name: _tried(name, digest, table, records) for name in held}

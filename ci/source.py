@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +109,22 @@ def digests(root: Path) -> dict[str, str]:
     return {name: hashlib.sha256(found[name]).hexdigest() for name in sorted(found)}
 
 
+def in_history(commit: str, root: Path | None = None) -> bool:
+    """Whether the checkout at `root` stands on `commit` or after it."""
+    return _ask_git(root or ROOT, "merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
+
+
+def digests_at(commit: str, root: Path | None = None) -> dict[str, str]:
+    """The `digests` of the sources as they are in `commit`, which the checkout at `root` has."""
+    homes = sorted({pattern.partition("/")[0] for pattern in _CODE})
+    with tempfile.TemporaryDirectory(prefix="flash-kda-sources-") as scratch:
+        packed, folder = Path(scratch, "sources.tar"), Path(scratch, "sources")
+        _git(root or ROOT, "archive", "--format=tar", f"--output={packed}", commit, "--", *homes)
+        with tarfile.open(packed) as archive:
+            archive.extractall(folder, filter="data")
+        return digests(folder)
+
+
 def combined(files: Mapping[str, str]) -> str:
     """One sha256 over the lines that ``sha256sum`` would print for `files`, sorted by name."""
     lines = "".join(f"{files[name]}  {name}\n" for name in sorted(files))
@@ -141,10 +159,14 @@ def _in_git(root: Path) -> bool:
     return (root / ".git").exists() and shutil.which("git") is not None
 
 
-def _git(root: Path, *arguments: str) -> str:
+def _ask_git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # safe.directory: a checkout owned by another user (a container mount) is otherwise refused.
     command = ["git", "-c", f"safe.directory={root}", "-C", str(root), *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = _ask_git(root, *arguments)
     if done.returncode != 0:
         raise ConfigError(
             f"git {arguments[0]} failed in {root}: {done.stderr.strip()}\nNext: commit once, or unset .git"

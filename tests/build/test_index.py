@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from packaging.version import Version
-from verify_artifacts import BUILD_RECORD, TAG
+from verify_artifacts import BUILD_RECORD, TAG, head
 
 from ci import import_check, index, index_check, matrix, provenance, venv, wheels
 from ci.errors import AbiError, ConfigError, ReleaseError
@@ -62,9 +62,8 @@ def made(make_wheel: MakeWheel) -> dict[str, Path]:
 
 
 def wheel_of(make_wheel: MakeWheel, label: str) -> Path:
-    source = {"commit": "a" * 40, "dirty": False, "sha256": "1" * 64}
     version = f"0.1.0+{label}"
-    record = json.dumps({**BUILD_RECORD, "version": version, "source": source})
+    record = json.dumps({**BUILD_RECORD, "version": version, "source": head()})
     info = f"flash_kda-{version}.dist-info"
     files = {"flash_kda/build_record.json": record, "flash_kda/__init__.py": f"label = {label!r}\n"}
     wheel = make_wheel(files, version=version, tag=TAG, folder=label)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from verify_artifacts import BUILD_RECORD, ROOT
+from verify_artifacts import BUILD_RECORD, ROOT, head
 
 from ci import gpu_matrix, gpu_tests, matrix, provenance, release, wheels
 from ci.errors import CiError, MetadataError, ProvenanceError, ReleaseError
@@ -31,7 +31,7 @@ def wheel(make_wheel: MakeWheel) -> Path:
 
 
 def of_source(make_wheel: MakeWheel, **source: object) -> Path:
-    made_from = {"commit": "a" * 40, "dirty": False, "sha256": "1" * 64, **source}
+    made_from = {**head(), **source}
     made = make_wheel({"flash_kda/build_record.json": json.dumps({**BUILD_RECORD, "source": made_from})})
     provenance.write(made)
     return made
@@ -112,6 +112,35 @@ def test_a_wheel_of_uncommitted_sources_is_refused(
     made = of_source(make_wheel, **source)
     record(made, tmp_path)
     with pytest.raises(ProvenanceError, match="expected a wheel made from a commit alone"):
+        release.check(made, [RUN], TABLE, tmp_path)
+
+
+@pytest.mark.parametrize("commit", ["HEAD", "a" * 7, f"{'a' * 40}^{{}}", "--all", 1, ["a"]])
+def test_a_commit_that_git_could_take_for_another_is_refused(
+    make_wheel: MakeWheel, tmp_path: Path, commit: object
+) -> None:
+    made = of_source(make_wheel, commit=commit)
+    record(made, tmp_path)
+    with pytest.raises(ProvenanceError, match=r"source\.commit: expected all hexadecimal digits of a commit"):
+        release.check(made, [RUN], TABLE, tmp_path)
+
+
+def test_a_commit_outside_of_the_history_is_refused(make_wheel: MakeWheel, tmp_path: Path) -> None:
+    made = of_source(make_wheel, commit="a" * 40)
+    record(made, tmp_path)
+    with pytest.raises(ProvenanceError, match=r"expected a wheel of a commit in this checkout's history"):
+        release.check(made, [RUN], TABLE, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["flash_kda/__init__.py", "csrc/late.cu"])
+def test_sources_that_the_commit_does_not_have_are_refused(
+    make_wheel: MakeWheel, tmp_path: Path, name: str
+) -> None:
+    files = head()["files"]
+    assert isinstance(files, dict)
+    made = of_source(make_wheel, files={**files, name: "0" * 64})
+    record(made, tmp_path)
+    with pytest.raises(ProvenanceError, match=f"{name}: expected the sources of [0-9a-f]{{40}}, which it na"):
         release.check(made, [RUN], TABLE, tmp_path)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from ci import sbom
+from ci import sbom, source
 from ci.errors import CiError
 from ci.source import combined
 
@@ -248,6 +248,15 @@ class WheelPlan:
 
 def _hash(data: bytes) -> str:
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+@lru_cache(maxsize=1)
+def head() -> dict[str, object]:
+    """What the build record of a wheel says of its sources when they are those of this checkout's commit."""
+    commit = source.revision().commit
+    assert commit is not None
+    files = source.digests_at(commit)
+    return {"commit": commit, "dirty": False, "sha256": combined(files), "files": files}
 
 
 @lru_cache(maxsize=1)
