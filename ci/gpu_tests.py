@@ -249,7 +249,7 @@ def make_record(
 def verdict(result: dict[str, Any]) -> str:
     """``passed``, ``failed``, ``nothing ran`` (all skipped, or none found) or ``another flash_kda was
     tested``."""
-    counts = result["counts"]
+    counts: dict[str, int] = result["counts"]
     if counts["failed"] or counts["errors"] or result["exit_code"] not in (0, 5):
         return "failed"
     if not counts["passed"]:

@@ -86,7 +86,7 @@ def check(wheel: Path) -> None:
     path = place(wheel)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ProvenanceError(
             f"{path.name}: expected an in-toto statement beside the wheel, got: {error}.\n"
             "Next: nox -s build_wheels, which writes it"

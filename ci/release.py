@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ci import matrix, provenance, rebuild, source, wheels
 from ci.errors import CiError, ReleaseError, run_cli
-from ci.gpu_tests import SEAL, record_name, seal
+from ci.gpu_tests import SEAL, record_name, seal, verdict
 from ci.process import CONSOLE
 
 RECORDS = wheels.FOLDER / "records"
@@ -66,7 +67,8 @@ def _problems(path: Path, digest: str, target: str) -> Iterator[str]:
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         facts = {name: record[name] for name in ("wheel_sha256", "target", "verdict", SEAL)}
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        counted = verdict({**record, "own_package": True})
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         yield f"{path.name}: expected a record of ci.gpu_tests, got {error!r}"
         return
     wanted = {"wheel_sha256": digest, "target": target, "verdict": "passed", SEAL: seal(record)}
@@ -74,10 +76,23 @@ def _problems(path: Path, digest: str, target: str) -> Iterator[str]:
         if facts[name] != value:
             edited = " (the record was edited)" if name == SEAL else ""
             yield f"{path.name}: {name}: expected {value}, got {facts[name]}{edited}"
+    if counted != "passed":
+        yield f"{path.name}: expected the counts of a pass, got {record['counts']}: {counted}"
 
 
-def check_all(paths: Iterable[Path], records: Path = RECORDS) -> dict[Path, dict[str, str]]:
+def _refuse_namesakes(paths: Sequence[Path]) -> None:
+    """One name is one file: of two, an index would show both hashes beside the bytes of one."""
+    counts = Counter(path.name for path in paths)
+    twice = [str(path) for path in paths if counts[path.name] > 1]
+    if twice:
+        raise ReleaseError(
+            f"expected each wheel once, got files of one name: {', '.join(twice)}.\nNext: name one of them"
+        )
+
+
+def check_all(paths: Sequence[Path], records: Path = RECORDS) -> dict[Path, dict[str, str]]:
     """Verify and `check` each wheel; the CiError has the words of all that were refused."""
+    _refuse_namesakes(paths)
     table = matrix.load()
     tried: dict[Path, dict[str, str]] = {}
     failures: list[CiError] = []

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def of_wheel(wheel: Path) -> dict[str, Any]:
             found = json.loads(archive.read(MEMBER))
         if not isinstance(found, dict):
             raise ValueError(f"{found!r:.80}")
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    # RuntimeError: an encrypted member, an unknown compression, JSON too deep.
+    except (OSError, KeyError, ValueError, RuntimeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise MetadataError(
             f"{wheel.name}: expected a wheel with {MEMBER}, a JSON object, got: {error}.\n"
             "Next: build the wheel again"

@@ -101,7 +101,10 @@ def test_an_edited_statement_is_refused(make_wheel: MakeWheel, edit: str) -> Non
         provenance.check(wheel)
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", "null"])
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "null", DEEP], ids=range(6))
 def test_a_statement_that_is_none_is_refused(make_wheel: MakeWheel, text: str | None) -> None:
     wheel = wheel_of(make_wheel)
     if text is not None:
@@ -118,7 +121,7 @@ def test_a_wheel_changed_after_its_statement_is_refused(make_wheel: MakeWheel) -
         provenance.check(wheel)
 
 
-@pytest.mark.parametrize("record", ["{", "[]", None, '{"version": 1}'])
+@pytest.mark.parametrize("record", ["{", "[]", None, '{"version": 1}', DEEP], ids=range(5))
 def test_a_wheel_without_a_record_that_can_be_read_is_refused(
     make_wheel: MakeWheel, record: str | None
 ) -> None:

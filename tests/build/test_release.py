@@ -44,7 +44,8 @@ def record(wheel: Path, folder: Path, name: str = RUN, **changes: object) -> Pat
         "wheel_sha256": provenance.sha256(wheel),
         "target": f"sm{name}",
         "device": "NVIDIA H200",
-        "counts": {"passed": 354, "failed": 0},
+        "counts": {"passed": 354, "failed": 0, "errors": 0},
+        "exit_code": 0,
         "verdict": "passed",
     }
     return gpu_tests.write_record({**said, **changes}, folder)
@@ -90,7 +91,7 @@ def test_a_record_of_no_pass_is_refused(wheel: Path, tmp_path: Path, name: str, 
         release.check(wheel, [name], TABLE, tmp_path)
 
 
-@pytest.mark.parametrize("edit", [{"verdict": "passed"}, {"counts": {"passed": 355, "failed": 0}}, {"x": 1}])
+@pytest.mark.parametrize("edit", [{"verdict": "passed"}, {"counts": {"passed": 355, "failed": 0, "errors": 0}}, {"x": 1}])
 def test_an_edited_record_is_refused(wheel: Path, tmp_path: Path, edit: Mapping[str, object]) -> None:
     path = record(wheel, tmp_path, verdict="failed" if "verdict" in edit else "passed")
     path.write_text(json.dumps({**json.loads(path.read_text()), **edit}))
@@ -98,7 +99,27 @@ def test_an_edited_record_is_refused(wheel: Path, tmp_path: Path, edit: Mapping[
         release.check(wheel, [RUN], TABLE, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"counts": {"passed": 0, "failed": 0, "errors": 0}},
+        {"counts": {"passed": 354, "failed": 1, "errors": 0}},
+        {"counts": {"passed": 354, "failed": 0, "errors": 1}},
+        {"exit_code": 1},
+    ],
+)
+def test_a_pass_whose_counts_say_otherwise_is_refused(
+    wheel: Path, tmp_path: Path, said: Mapping[str, object]
+) -> None:
+    record(wheel, tmp_path, **said)
+    with pytest.raises(ReleaseError, match=r"expected the counts of a pass, got .*(failed|nothing ran)"):
+        release.check(wheel, [RUN], TABLE, tmp_path)
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", DEEP], ids=range(6))
 def test_a_record_that_is_none_is_refused(wheel: Path, tmp_path: Path, text: str) -> None:
     record(wheel, tmp_path).write_text(text)
     with pytest.raises(ReleaseError, match=r"expected a record of ci\.gpu_tests, got "):
@@ -160,6 +181,15 @@ def test_a_wheel_that_fails_verification_is_refused_and_all_are_told(
     monkeypatch.setattr(wheels, "verify", verify)
     with pytest.raises(CiError, match=r"one\.whl is bad\ntwo\.whl is bad"):
         release.check_all([Path("one.whl"), Path("two.whl")], tmp_path)
+
+
+def test_two_files_of_one_name_are_refused(wheel: Path, make_wheel: MakeWheel, tmp_path: Path) -> None:
+    """An index has room for one of them, and would show the hash of both."""
+    other = make_wheel({"flash_kda/x.py": ""}, folder="other")
+    assert other.name == wheel.name
+    for pair in ([wheel, other], [wheel, wheel]):
+        with pytest.raises(ReleaseError, match="expected each wheel once, got files of one name: /"):
+            release.check_all(pair, tmp_path)
 
 
 # ---- the matrix of CI --------------------------------------------------------------------------------------
