@@ -17,6 +17,7 @@ import html
 import json
 import shutil
 import sys
+import tempfile
 import urllib.parse
 import zipfile
 from collections import defaultdict
@@ -24,20 +25,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci import provenance, release, wheels
-from ci.errors import ConfigError, run_cli
+from ci import cache, provenance, release, wheels
+from ci.errors import ConfigError, ReleaseError, run_cli
 from ci.extension import record
 from ci.process import CONSOLE
 
 PROJECT = "flash-kda"
 FOLDER = wheels.FOLDER / "index"
 _API = "1.1"
+_MARK = '<meta name="generator" content="ci.index">'  # by which a folder that may be written anew is known
 _PAGE = """\
 <!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="pypi:repository-version" content="{api}">
+{mark}
 <title>{title}</title>
 </head>
 <body>
@@ -82,21 +85,47 @@ def read(wheel: Path) -> Entry:
 def write(paths: Iterable[Path], out: Path = FOLDER) -> list[str]:
     """Write the indexes of these wheels below `out` anew; returns their places, ``cu130``, ``cu130/sm90a``.
 
-    ConfigError when `out` holds something else than an index.
+    ConfigError when `out` holds something else than an index, ReleaseError when a wheel in it has other bytes
+    under the same name.  An index that is there stays whole until the new one is.
     """
-    if out.exists() and not (out / "index.html").is_file():
+    entries = [read(path) for path in sorted(paths)]
+    _check_out(out, entries)
+    cache.check_folder(out.parent, "--out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{out.name}-", dir=out.parent) as scratch:
+        made = Path(scratch, "new")
+        places = _write_places(entries, made)
+        if out.exists():
+            out.rename(Path(scratch, "old"))
+        made.rename(out)
+    return places
+
+
+def _check_out(out: Path, entries: Iterable[Entry]) -> None:
+    root = out / "index.html"
+    if out.exists() and not (root.is_file() and _MARK in root.read_text("utf-8", "replace")):
         raise ConfigError(
             f"{out}: expected an index or no folder, got another one.\nNext: give another --out"
         )
-    shutil.rmtree(out, ignore_errors=True)
+    for entry in entries:
+        known = out / entry.place / PROJECT / entry.wheel.name
+        if known.is_file() and known.read_bytes() != entry.wheel.read_bytes():
+            raise ReleaseError(
+                f"{entry.wheel.name}: expected the bytes that {out} has under this name, got others: a "
+                f"released file is never replaced.\nNext: raise the version; or rm -r {out}, if it was never "
+                "published"
+            )
+
+
+def _write_places(entries: Iterable[Entry], folder: Path) -> list[str]:
     places: dict[str, list[Entry]] = defaultdict(list)
-    for entry in map(read, sorted(paths)):
+    for entry in entries:
         places[entry.place].append(entry)
-    for place, entries in places.items():
-        _write_project(out / place / PROJECT, entries)
-        _write_root(out / place)
+    for place, held in places.items():
+        _write_project(folder / place / PROJECT, held)
+        _write_root(folder / place)
     links = [f'<a href="{place}/">{place}</a><br>' for place in sorted(places)]
-    (out / "index.html").write_text(_page("Indexes", links), encoding="utf-8")
+    (folder / "index.html").write_text(_page("Indexes", links), encoding="utf-8")
     return sorted(places)
 
 
@@ -126,7 +155,7 @@ def _write_json(folder: Path, content: Mapping[str, object]) -> None:
 
 
 def _page(title: str, lines: Iterable[str]) -> str:
-    return _PAGE.format(api=_API, title=html.escape(title), lines="\n".join(lines))
+    return _PAGE.format(api=_API, mark=_MARK, title=html.escape(title), lines="\n".join(lines))
 
 
 def _url(entry: Entry) -> str:

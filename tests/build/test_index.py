@@ -205,6 +205,42 @@ def test_a_folder_of_something_else_is_not_removed(made: Mapping[str, Path], tmp
     assert (tmp_path / "mine" / "file").exists()
 
 
+def test_a_web_site_is_not_removed(made: Mapping[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("<title>Mine</title>")
+    with pytest.raises(ConfigError, match="expected an index or no folder"):
+        index.write(made.values(), tmp_path / "site")
+    assert (tmp_path / "site" / "index.html").read_text() == "<title>Mine</title>"
+
+
+def test_a_released_file_is_not_replaced(
+    made: Mapping[str, Path], make_wheel: MakeWheel, tmp_path: Path
+) -> None:
+    index.write(made.values(), tmp_path / "out")
+    folder = tmp_path / "out" / "cu130" / "flash-kda"
+    before = (folder / made["cu130"].name).read_bytes()
+    with zipfile.ZipFile(made["cu130"], "a") as archive:
+        archive.writestr("late.txt", "x")
+    with pytest.raises(ReleaseError, match="a released file is never replaced"):
+        index.write(made.values(), tmp_path / "out")
+    assert (folder / made["cu130"].name).read_bytes() == before
+
+
+def test_an_index_stays_whole_until_the_new_one_is(
+    made: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.write(made.values(), tmp_path / "index")
+    before = sorted(tmp_path.rglob("*"))
+
+    def full(_source: Path, _target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(index.shutil, "copyfile", full)
+    with pytest.raises(OSError, match="No space left"):
+        index.write(made.values(), tmp_path / "index")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_wheel_that_may_not_be_published_gets_into_no_index(
     made: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
