@@ -109,6 +109,12 @@ class ReleaseError(CiError):
     exit_code = 16
 
 
+class FileError(CiError):
+    """A file or folder cannot be read or written: it is missing, the disk is full, somebody else's."""
+
+    exit_code = 17
+
+
 class LintError(CiError):
     """A linter, formatter or type checker complained."""
 
@@ -130,12 +136,35 @@ def missing_package(error: ModuleNotFoundError, locks: Sequence[str]) -> SystemE
     return SystemExit(ToolchainError.exit_code)
 
 
+_INTERRUPTED = 130  # what shells give for SIGINT
+
+
 def run_cli(main: Callable[[], int], *, as_json: bool = False) -> int:
-    """Run a command's `main`; turn a CiError into its message (or JSON on stdout) and its exit code."""
+    """Run a command's `main`; turn a CiError into its message (or JSON on stdout) and its exit code.
+
+    So is the system's refusal of a file, which any command can meet anywhere.
+    """
     try:
         return main()
     except CiError as error:
-        if as_json:
-            print(json.dumps(error.as_dict(), sort_keys=True))
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
+        return _report(error, as_json)
+    except OSError as error:
+        return _report(_file_error(error), as_json)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _report(error: CiError, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(error.as_dict(), sort_keys=True))
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _file_error(error: OSError) -> FileError:
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return FileError(
+        f"{' and '.join(names) or 'a file'}: expected to read or write it, got: {error.strerror or error}.\n"
+        "Next: check the name, its owner, and the room on the disk (df -h)"
+    )

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci import cache, provenance, release, wheels
+from ci import provenance, release, wheels
 from ci.errors import ConfigError, ReleaseError, run_cli
 from ci.extension import record
 from ci.process import CONSOLE
@@ -90,7 +90,6 @@ def write(paths: Iterable[Path], out: Path = FOLDER) -> list[str]:
     """
     entries = [read(path) for path in sorted(paths)]
     _check_out(out, entries)
-    cache.check_folder(out.parent, "--out")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{out.name}-", dir=out.parent) as scratch:
         made = Path(scratch, "new")

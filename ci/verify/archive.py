@@ -40,7 +40,7 @@ def read_wheel(path: Path) -> Wheel:
     (`content_problems`, `platform`) is left empty.
     """
     name, version, tags = _parse_filename(path)
-    contents = _contents(path)
+    contents = members(path)
     dist_info = _dist_info(contents, path)
     wheel_file = email.parser.Parser().parsestr(_text(contents, f"{dist_info}/WHEEL", path))
     _text(contents, f"{dist_info}/METADATA", path)
@@ -80,7 +80,7 @@ def _parse_filename(path: Path) -> tuple[str, str, tuple[str, ...]]:
     return name, version, tuple(sorted(str(tag) for tag in tags))
 
 
-def _contents(path: Path) -> dict[str, bytes]:
+def members(path: Path) -> dict[str, bytes]:
     """Every file in the archive; MetadataError for what no installer could unpack."""
     try:
         with zipfile.ZipFile(path) as archive:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 import tempfile
-import zipfile
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from ci.errors import ConfigError
-from ci.verify.archive import read_wheel
+from ci.verify.archive import members, read_wheel
 from ci.verify.audits import audit_contents, audit_platform, audit_python, audit_torch
 from ci.verify.device import read_images, read_toolkits
 from ci.verify.elf import read_elf
@@ -64,15 +63,13 @@ def _gather_wheel(path: Path, digest: str, cuobjdump: Path, oldest_python: str) 
 
 def extract(path: Path, folder: Path) -> dict[str, Path]:
     """Write the libraries of a wheel below `folder`; where each member is."""
-    with zipfile.ZipFile(path) as archive:
-        members = sorted(name for name in archive.namelist() if is_library(name))
-    return {member: _extract(path, member, folder / str(number)) for number, member in enumerate(members)}
+    libraries = sorted((name, data) for name, data in members(path).items() if is_library(name))
+    return {name: _write(name, data, folder / str(number)) for number, (name, data) in enumerate(libraries)}
 
 
-def _extract(path: Path, member: str, folder: Path) -> Path:
+def _write(member: str, data: bytes, folder: Path) -> Path:
     """Write one library under its own name less what follows ``.so``: abi3audit knows no other ending."""
     folder.mkdir()
     target = folder / re.sub(r"\.so[.\d]*$", ".so", PurePosixPath(member).name)
-    with zipfile.ZipFile(path) as archive:
-        target.write_bytes(archive.read(member))
+    target.write_bytes(data)
     return target

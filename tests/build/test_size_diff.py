@@ -11,7 +11,7 @@ import pytest
 from verify_artifacts import BUILD_RECORD, GOOD_CODE, LIBRARY, ROOT, Forge, WheelPlan, cuda_home
 
 from ci import diff, matrix, platforms, size
-from ci.errors import ConfigError
+from ci.errors import ConfigError, MetadataError
 from ci.verify.expectations import load_sizes
 from ci.verify.facts import Facts
 
@@ -129,3 +129,10 @@ def test_a_library_alone_is_refused(forge: Forge, facts: Facts) -> None:
     with pytest.raises(ConfigError, match="expected two wheels, got a library"):
         diff.compare(replace(facts, wheel=None), facts)
     assert LIBRARY in (item.path for item in facts.libraries)
+
+
+def test_a_file_that_is_no_wheel_is_refused(wheel: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.whl").write_bytes(b"no zip")
+    for path in (tmp_path / "x.whl", tmp_path / "gone.whl"):
+        with pytest.raises(MetadataError, match=r"expected a zip archive"):
+            diff.sass(wheel, path, KERNEL)

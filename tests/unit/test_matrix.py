@@ -203,3 +203,29 @@ def test_run_cli_reports(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr()
     assert '"missing": ["90a"]' in out.out
     assert out.err == "SassError: 90a is missing\n"
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "x.whl"), "x.whl: expected to read or write it, got: "),
+        (OSError(28, "No space left on device"), "a file: expected to read or write it, got: No space left"),
+        (PermissionError(13, "Permission denied", "one", None, "two"), "one and two: expected to read or write"),
+    ],
+)
+def test_a_file_that_the_system_refuses_is_told(
+    capsys: pytest.CaptureFixture[str], problem: OSError, said: str
+) -> None:
+    def fails() -> int:
+        raise problem
+
+    assert errors.run_cli(fails) == errors.FileError.exit_code
+    told = capsys.readouterr().err
+    assert told.startswith(f"FileError: {said}") and "\nNext: " in told
+
+
+def test_an_interruption_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> int:
+        raise KeyboardInterrupt
+
+    assert (errors.run_cli(fails), capsys.readouterr().err) == (130, "interrupted\n")
