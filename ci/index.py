@@ -194,11 +194,11 @@ def _file(entry: Entry) -> dict[str, object]:
 def main() -> int:
     """Command line: only wheels that may be published get into an index."""
     parser = argparse.ArgumentParser(prog="python -m ci.index", description="Index of released wheels.")
-    parser.add_argument("wheel", type=Path, nargs="*", help="default: all in wheels/")
+    wheels.add_arguments(parser)
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder, written anew")
     given = parser.parse_args()
     wheels.check_python()
-    released = release.check_all(given.wheel or wheels.built())
+    released = release.check_all(given.wheel or wheels.built(given.folder))
     for place in write(released, given.out):
         CONSOLE.print(f"[green]{place}[/green] {given.out / place / PROJECT}")
     return 0

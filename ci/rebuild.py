@@ -9,7 +9,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tarfile
 import tempfile
+import zlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from ci.source import ROOT
 # Run by the clone's own factory: the arguments are row, architectures and folder.
 _BUILD = "import pathlib, sys; from ci import build; _, row, archs, out = sys.argv; "
 _BUILD += "build.build_row(row, archs, pathlib.Path(out))"
+_SDIST = "import pathlib, sys; from ci import sdist; sdist.build(pathlib.Path(sys.argv[1]))"
 # Whole: of seven digits anybody makes a second commit, and git takes other words for branches and options.
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -111,6 +115,38 @@ def rebuild(wheel: Path, root: Path = ROOT) -> str:
                 "Next: compare cxx and linker of the two build records: no lock names the machine's g++"
             )
         return sha256(made)
+
+
+def check_sdist(sdist: Path, commit: str, root: Path = ROOT) -> None:
+    """ProvenanceError unless `sdist` holds what the factory of that commit packs: PyPI's users run it.
+
+    The checkout at `root` has the commit.  Dates and owners in the archive are not compared.
+    """
+    with tempfile.TemporaryDirectory(prefix="flash-kda-sdist-") as scratch:
+        clone, out = Path(scratch, "clone"), Path(scratch, "made")
+        _check_out(commit, root, clone)
+        title, hint = f"making the sdist of {commit[:12]}", f"git checkout {commit[:12]} && nox -s sdist"
+        run([sys.executable, "-c", _SDIST, out], title=title, error=BuildError, hint=hint, cwd=clone)
+        (made,) = out.glob("*.tar.gz")
+        held, wanted = _packed(sdist), _packed(made)
+        differing = sorted({name for name, *_ in (held - wanted) | (wanted - held)})
+        if differing or sdist.name != made.name:
+            raise ProvenanceError(
+                f"{sdist.name}: expected {made.name} as commit {commit} makes it, got other files: "
+                f"{', '.join(differing) or 'none'}.\nNext: nox -s sdist, at the commit of the wheels"
+            )
+
+
+def _packed(sdist: Path) -> Counter[tuple[str, bytes, str, bytes]]:
+    """Name, kind, target and content of each member, and how often it is there."""
+    try:
+        with tarfile.open(sdist) as archive:
+            handles = [(member, archive.extractfile(member)) for member in archive]
+            return Counter((m.name, m.type, m.linkname, file.read() if file else b"") for m, file in handles)
+    except (tarfile.TarError, KeyError, OSError, EOFError, zlib.error) as error:
+        raise ProvenanceError(
+            f"{sdist.name}: expected a tar.gz, got: {error}.\nNext: nox -s sdist"
+        ) from error
 
 
 def _check_out(commit: str, root: Path, clone: Path) -> None:

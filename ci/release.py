@@ -2,7 +2,8 @@
 
 Each must pass verification, come from a commit alone, have its provenance beside it, and, for every
 architecture in its library, a record in ``wheels/records`` of a pass of the GPU tests with exactly this file;
-or ci/matrix.toml says of that architecture that its code was not run, as the wheel then does too.
+or ci/matrix.toml says of that architecture that its code was not run, as the wheel then does too.  An sdist
+beside them, in ``wheels/sdist``, must hold what their commit makes.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def check(
 ) -> dict[str, str]:
     """How far each architecture in `held` (``90a``), those of the wheel's images, was tried.
 
-    `wheel` has passed verification; `root` is a checkout with its commit.  Raises ProvenanceError for what it says of its origin, and ReleaseError
-    that lists each architecture that may not be published.
+    `wheel` has passed verification; `root` is a checkout with its commit.  Raises ProvenanceError for what it
+    says of its origin, and ReleaseError that lists each architecture that may not be published.
     """
     rebuild.check_sources(wheel, root)
     provenance.check(wheel)
@@ -107,16 +108,31 @@ def check_all(paths: Sequence[Path], records: Path = RECORDS) -> dict[Path, dict
     return tried
 
 
+def check_sdists(paths: Iterable[Path], released: Iterable[Path], root: Path = source.ROOT) -> None:
+    """ReleaseError or ProvenanceError unless each sdist is of the one commit of the `released` wheels."""
+    commits = sorted({rebuild.recipe(wheel).commit for wheel in released})
+    for path in paths:
+        if len(commits) != 1:
+            raise ReleaseError(
+                f"{path.name}: expected wheels of one commit beside an sdist, got {', '.join(commits)}.\n"
+                "Next: name the wheels of one release"
+            )
+        rebuild.check_sdist(path, commits[0], root)
+        CONSOLE.print(f"[green]may be published[/green] {path.name}: of commit {commits[0]}")
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
         prog="python -m ci.release", description="Whether wheels may be published."
     )
-    parser.add_argument("wheel", type=Path, nargs="*", help="default: all in wheels/")
+    wheels.add_arguments(parser)
     parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the GPU tests' records")
     given = parser.parse_args()
     wheels.check_python()
-    for wheel, tried in check_all(given.wheel or wheels.built(), given.records).items():
+    released = check_all(given.wheel or wheels.built(given.folder), given.records)
+    check_sdists([] if given.wheel else sorted((given.folder / "sdist").glob("*.tar.gz")), released)
+    for wheel, tried in released.items():
         said = "; ".join(f"sm{name}: {what}" for name, what in tried.items())
         CONSOLE.print(f"[green]may be published[/green] {wheel.name}: {said}")
     return 0

@@ -58,10 +58,16 @@ def built(folder: Path = FOLDER) -> list[Path]:
     return found
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which wheels a command is about."""
+    parser.add_argument("wheel", type=Path, nargs="*", help="default: all in the folder")
+    parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help="default: wheels/")
+
+
 def main() -> int:
     """Command line: verify every wheel, then fail with the first failure."""
     parser = argparse.ArgumentParser(prog="python -m ci.wheels", description="Verify wheels.")
-    parser.add_argument("wheel", type=Path, nargs="*", help="default: all in wheels/")
+    add_arguments(parser)
     parser.add_argument(
         "--archs", help="what the wheels must hold, as a comma list (default: by their names)"
     )
@@ -69,7 +75,7 @@ def main() -> int:
     check_python()
     check_archs(given.archs)
     failures: list[CiError] = []
-    for wheel in given.wheel or built():
+    for wheel in given.wheel or built(given.folder):
         try:
             verify(wheel, given.archs)
             if provenance.place(wheel).exists():

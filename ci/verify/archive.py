@@ -91,7 +91,15 @@ def members(path: Path) -> dict[str, bytes]:
             return {item.filename: archive.read(item) for item in items}
     # zipfile: RuntimeError for an encrypted file, NotImplementedError for an unknown compression, OSError,
     # ValueError and struct.error for offsets outside the file.
-    except (zipfile.BadZipFile, RuntimeError, OSError, ValueError, EOFError, zlib.error, struct.error) as error:
+    except (
+        zipfile.BadZipFile,
+        RuntimeError,
+        OSError,
+        ValueError,
+        EOFError,
+        zlib.error,
+        struct.error,
+    ) as error:
         raise MetadataError(
             f"{path.name}: expected a zip archive that can be unpacked, got: {error}. Build it again."
         ) from error

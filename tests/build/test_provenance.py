@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from verify_artifacts import BUILD_RECORD, EPOCH, ROOT
+from verify_artifacts import BUILD_RECORD, EPOCH, ROOT, head
 
 from ci import provenance, rebuild, repair, sbom
 from ci.errors import CiError, MetadataError, ProvenanceError, ReproducibilityError
@@ -178,3 +180,37 @@ def test_a_wheel_is_built_again_from_its_commit(tmp_path: Path) -> None:
     repair.normalise(wheel, changed, EPOCH, {"late.txt": b"x"})
     with pytest.raises(ReproducibilityError, match=r"dist-info/late\.txt: only in the first wheel"):
         rebuild.rebuild(changed, clone)
+
+
+# ---- sdist -------------------------------------------------------------------------------------------------
+
+
+def with_members(path: Path, extra: Mapping[str, bytes]) -> Path:
+    """The sdist with `extra` added, or in the place of what it has."""
+    with tarfile.open(path) as archive:
+        held = {m.name: file.read() for m in archive if (file := archive.extractfile(m))}
+        folders = [member for member in archive if member.isdir()]
+    with tarfile.open(path, "w:gz") as archive:
+        for folder in folders:
+            archive.addfile(folder)
+        for name, data in {**held, **extra}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def test_an_sdist_is_compared_with_what_its_commit_makes(tmp_path: Path) -> None:
+    clone, commit = tmp_path / "repository", str(head()["commit"])
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    subprocess.run([sys.executable, "-c", rebuild._SDIST, str(tmp_path / "made")], check=True, cwd=clone)
+    (made,) = (tmp_path / "made").iterdir()
+    top = made.name.removesuffix(".tar.gz")
+    rebuild.check_sdist(made, commit)
+    rebuild.check_sdist(with_members(made, {}), commit)  # other dates and owners
+    other = with_members(made, {f"{top}/csrc/late.cu": b"x", f"{top}/PKG-INFO": b"Requires-Dist: evil\n"})
+    with pytest.raises(ProvenanceError, match=rf"got other files: {top}/PKG-INFO, {top}/csrc/late\.cu\."):
+        rebuild.check_sdist(other, commit)
+    other.write_bytes(b"no tar")
+    with pytest.raises(ProvenanceError, match=r"expected a tar\.gz, got"):
+        rebuild.check_sdist(other, commit)

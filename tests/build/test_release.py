@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from verify_artifacts import BUILD_RECORD, ROOT, head
 
-from ci import gpu_matrix, gpu_tests, matrix, provenance, release, wheels
+from ci import gpu_matrix, gpu_tests, matrix, provenance, rebuild, release, wheels
 from ci.errors import CiError, MetadataError, ProvenanceError, ReleaseError
 
 if TYPE_CHECKING:
@@ -91,7 +91,9 @@ def test_a_record_of_no_pass_is_refused(wheel: Path, tmp_path: Path, name: str, 
         release.check(wheel, [name], TABLE, tmp_path)
 
 
-@pytest.mark.parametrize("edit", [{"verdict": "passed"}, {"counts": {"passed": 355, "failed": 0, "errors": 0}}, {"x": 1}])
+@pytest.mark.parametrize(
+    "edit", [{"verdict": "passed"}, {"counts": {"passed": 355, "failed": 0, "errors": 0}}, {"x": 1}]
+)
 def test_an_edited_record_is_refused(wheel: Path, tmp_path: Path, edit: Mapping[str, object]) -> None:
     path = record(wheel, tmp_path, verdict="failed" if "verdict" in edit else "passed")
     path.write_text(json.dumps({**json.loads(path.read_text()), **edit}))
@@ -190,6 +192,20 @@ def test_two_files_of_one_name_are_refused(wheel: Path, make_wheel: MakeWheel, t
     for pair in ([wheel, other], [wheel, wheel]):
         with pytest.raises(ReleaseError, match="expected each wheel once, got files of one name: /"):
             release.check_all(pair, tmp_path)
+
+
+def test_an_sdist_is_of_the_commit_of_the_wheels(
+    wheel: Path, make_wheel: MakeWheel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[Path, str]] = []
+    monkeypatch.setattr(rebuild, "check_sdist", lambda path, commit, _root: asked.append((path, commit)))
+    release.check_sdists([tmp_path / "x.tar.gz"], [wheel])
+    assert asked == [(tmp_path / "x.tar.gz", head()["commit"])]
+    said = json.dumps({**BUILD_RECORD, "source": {"commit": "a" * 40, "dirty": False}})
+    other = make_wheel({"flash_kda/build_record.json": said}, folder="other")
+    release.check_sdists([], [wheel, other])
+    with pytest.raises(ReleaseError, match="expected wheels of one commit beside an sdist, got aaaa"):
+        release.check_sdists([tmp_path / "x.tar.gz"], [wheel, other])
 
 
 # ---- the matrix of CI --------------------------------------------------------------------------------------

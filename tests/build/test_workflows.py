@@ -119,6 +119,16 @@ def test_a_release_builds_nothing_and_replaces_nothing() -> None:
     assert "needs: [check]" in next(job for job in jobs_of(text) if job.startswith("pypi:"))
 
 
+def test_what_is_published_is_what_the_gate_saw() -> None:
+    """The number of a run is typed: its artifacts may be anybody's."""
+    check, pypi = jobs_of(WORKFLOWS[actions.WORKFLOWS / "release.yml"])
+    assert "run-id:" not in pypi and "actions: read" not in pypi and "name: checked-sdist\n" in pypi
+    loaded = check.partition("nox -s release_check -- --folder made\n")[0]
+    assert re.findall(r"download-artifact[^\0]*?path: (\S+)", loaded) == ["made", "made/sdist"]
+    assert "download-artifact" not in check.removeprefix(loaded)
+    assert "nox -s index -- --folder made\n" in check and "path: made/sdist/*.tar.gz\n" in check
+
+
 # ---- linters ----
 
 

@@ -208,9 +208,15 @@ def test_run_cli_reports(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        (FileNotFoundError(2, "No such file or directory", "x.whl"), "x.whl: expected to read or write it, got: "),
+        (
+            FileNotFoundError(2, "No such file or directory", "x.whl"),
+            "x.whl: expected to read or write it, got: ",
+        ),
         (OSError(28, "No space left on device"), "a file: expected to read or write it, got: No space left"),
-        (PermissionError(13, "Permission denied", "one", None, "two"), "one and two: expected to read or write"),
+        (
+            PermissionError(13, "Permission denied", "one", None, "two"),
+            "one and two: expected to read or write",
+        ),
     ],
 )
 def test_a_file_that_the_system_refuses_is_told(
