@@ -25,6 +25,8 @@ _FROM = "cibuildwheel"
 _USES = re.compile(
     r"(?m)^(?P<head>\s*(?:- )?uses: *)(?P<name>[^@\s]+)@(?P<commit>\S+)(?:\s+# *(?P<version>\S+))?.*$"
 )
+# The same key however YAML lets it be written, with an action, a container or a folder of the repository.
+_ANY_USES = re.compile(r"""(?m)^[^#\n]*?\buses["']?\s*:""")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HEADER = """\
 # Written by 'nox -s update' from the workflows in the sdist of {source}; do not edit.
@@ -63,8 +65,13 @@ def load(path: Path = PATH) -> dict[str, Pin]:
 
 
 def problems(text: str, pins: Mapping[str, Pin]) -> Iterator[tuple[int, str]]:
-    """Line and complaint for each ``uses:`` that is not as the pins say."""
-    for match in _USES.finditer(text):
+    """Line and complaint for each ``uses:`` that is not as the pins say, or not written as they are."""
+    known = {match.start("name"): match for match in _USES.finditer(text)}
+    lines = {text.count("\n", 0, place) for place in known}
+    for match in _ANY_USES.finditer(text):
+        if (line := text.count("\n", 0, match.end())) not in lines:
+            yield line + 1, "expected uses: NAME@COMMIT # VERSION on a line of its own"
+    for match in known.values():
         line = text.count("\n", 0, match.start("name")) + 1
         got = f"{match['commit']} # {match['version']}"
         pin = pins.get(match["name"])

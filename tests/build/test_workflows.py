@@ -46,6 +46,13 @@ def test_each_action_is_at_its_pinned_commit(text: str) -> None:
         (GOOD.replace("v1.2.3", "v1.2.4"), "got .* # v1.2.4"),
         ("      - uses: a/b@v1\n", "got v1 # None"),
         ("    uses: a/other@main # v1.2.3\n", "a/other: expected an action of"),
+        ('      - "uses": a/other@main\n', "expected uses: NAME@COMMIT"),
+        ("      - { uses: a/other@main }\n", "expected uses: NAME@COMMIT"),
+        ("      - uses : a/other@main\n", "expected uses: NAME@COMMIT"),
+        ("      - uses: docker://alpine\n", "expected uses: NAME@COMMIT"),
+        ("      - uses: ./.github/actions/x\n", "expected uses: NAME@COMMIT"),
+        ("      - uses:\n          a/other@main\n", "expected uses: NAME@COMMIT"),
+        ('      - {"uses":"a/other@main"}\n', "expected uses: NAME@COMMIT"),
     ],
 )
 def test_an_action_elsewhere_is_refused(line: str, said: str, tmp_path: Path) -> None:
