@@ -41,7 +41,7 @@ class Step:
 
     def text(self) -> str:
         """What a watcher reads while the step runs."""
-        return f"{self.title} ... {self.seconds():.0f} s  [dim]{escape(self.line[:100])}[/dim]"
+        return f"{escape(self.title)} ... {self.seconds():.0f} s  [dim]{escape(self.line[:100])}[/dim]"
 
     def watch(self) -> None:
         """Report until `end`: a spinner on a terminal, a line now and then in a log."""
@@ -71,7 +71,7 @@ def step(title: str) -> Iterator[Step]:
     finally:
         current.end()
         watcher.join()
-        CONSOLE.print(f"{verdict} {title} ({current.seconds():.1f} s)")
+        CONSOLE.print(f"{verdict} {escape(title)} ({current.seconds():.1f} s)")
 
 
 def run(

@@ -14,6 +14,7 @@ from typing import Any
 from ci import matrix, sbom
 from ci.errors import MetadataError, ProvenanceError
 from ci.extension import record
+from ci.platforms import of_wheel
 from ci.source import ROOT
 
 SUFFIX = ".intoto.json"
@@ -41,6 +42,7 @@ def statement(wheel: Path) -> dict[str, Any]:
         parameters = {
             "row": matrix.row_of_label(made["version"].partition("+")[2]),
             "architectures": list(made["architectures"]),
+            "platform": of_wheel(wheel).name,
         }
         dependencies = list(_dependencies(made))
     except (LookupError, TypeError, AttributeError) as error:

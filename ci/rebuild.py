@@ -20,13 +20,14 @@ from typing import Any
 from ci import matrix, reproduce, source
 from ci.errors import BuildError, ConfigError, ProvenanceError, ReproducibilityError, run_cli
 from ci.extension import record
+from ci.platforms import of_wheel
 from ci.process import CONSOLE, run
 from ci.provenance import sha256
 from ci.source import ROOT
 
-# Run by the clone's own factory: the arguments are row, architectures and folder.
-_BUILD = "import pathlib, sys; from ci import build; _, row, archs, out = sys.argv; "
-_BUILD += "build.build_row(row, archs, pathlib.Path(out))"
+# Run by the clone's own factory: the arguments are row, architectures, folder and platform.
+_BUILD = "import pathlib, sys; from ci import build; _, row, archs, out, name = sys.argv; "
+_BUILD += "build.build_row(row, archs, pathlib.Path(out), platform=name)"
 _SDIST = "import pathlib, sys; from ci import sdist; sdist.build(pathlib.Path(sys.argv[1]))"
 # Whole: of seven digits anybody makes a second commit, and git takes other words for branches and options.
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -39,6 +40,7 @@ class Recipe:
     commit: str
     row: str
     archs: str
+    platform: str
 
 
 def recipe(wheel: Path) -> Recipe:
@@ -60,7 +62,7 @@ def recipe(wheel: Path) -> Recipe:
         )
     try:
         row = matrix.row_of_label(made["version"].partition("+")[2])
-        return Recipe(commit, row, ",".join(made["architectures"]))
+        return Recipe(commit, row, ",".join(made["architectures"]), of_wheel(wheel).name)
     except (LookupError, TypeError, AttributeError) as error:
         raise ProvenanceError(
             f"{wheel.name}: the build record does not say what was built: {error!r}.\n"
@@ -99,10 +101,11 @@ def rebuild(wheel: Path, root: Path = ROOT) -> str:
         clone, out = Path(scratch, "clone"), Path(scratch, "wheels")
         _check_out(plan.commit, root, clone)
         run(
-            [sys.executable, "-c", _BUILD, plan.row, plan.archs, out],
+            [sys.executable, "-c", _BUILD, plan.row, plan.archs, out, plan.platform],
             title=f"building {plan.row} for {plan.archs} at {plan.commit[:12]}",
             error=BuildError,
-            hint=f"git checkout {plan.commit[:12]} && nox -s build_wheels -- --cuda {plan.row}",
+            hint=f"git checkout {plan.commit[:12]} && nox -s build_wheels -- --cuda {plan.row} "
+            f"--platform {plan.platform}",
             cwd=clone,
         )
         (made,) = out.glob("*.whl")

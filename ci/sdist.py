@@ -16,7 +16,11 @@ _BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(
 
 
 def build(out: Path) -> Path:
-    """Make the sdist in `out`; BuildError shows what failed."""
+    """Make the sdist in `out`; BuildError shows what failed.
+
+    The variables of a wheel's build are left out: a label would get into the sdist's version.
+    """
+    caller = {name: value for name, value in os.environ.items() if not name.startswith("FLASH_KDA_")}
     tools = venv.locked("build")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="flash-kda-sdist-") as scratch:
@@ -29,7 +33,7 @@ def build(out: Path) -> Path:
             error=BuildError,
             hint="read the output above",
             cwd=folder,
-            env={**os.environ, source.EPOCH: str(source.revision().epoch)},
+            env={**caller, source.EPOCH: str(source.revision().epoch)},
         )
         (path,) = made.glob("*.tar.gz")
         done = out.resolve() / path.name

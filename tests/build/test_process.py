@@ -35,6 +35,12 @@ def test_failure_shows_code_command_tail_log_and_hint(tmp_path: Path) -> None:
     assert "first" in (tmp_path / "log").read_text()
 
 
+def test_brackets_in_a_title_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of files and rows are in titles, and a wheel says any."""
+    run([sys.executable, "-c", ""], title="building [/x] [red]", error=BuildError, hint="h")
+    assert "done building [/x] [red] (" in capsys.readouterr().err
+
+
 def test_a_program_that_is_not_there_is_the_callers_error() -> None:
     with pytest.raises(ToolchainError, match="No such file"):
         run(["/nonexistent/program"], title="t", error=ToolchainError, hint="h")

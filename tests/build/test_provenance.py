@@ -39,7 +39,11 @@ def test_the_statement_names_the_wheel_its_sources_and_its_locks(make_wheel: Mak
     assert (found["_type"], found["predicateType"]) == (provenance.STATEMENT, provenance.PREDICATE)
     assert found["subject"] == [{"name": wheel.name, "digest": {"sha256": provenance.sha256(wheel)}}]
     definition = found["predicate"]["buildDefinition"]
-    assert definition["externalParameters"] == {"row": "cu130", "architectures": ["90a", "100a"]}
+    assert definition["externalParameters"] == {
+        "row": "cu130",
+        "architectures": ["90a", "100a"],
+        "platform": "x86_64",
+    }
     digests = {item["name"]: item.get("digest") for item in definition["resolvedDependencies"]}
     assert digests == {
         "commit": {"gitCommit": COMMIT},
@@ -156,7 +160,12 @@ def test_a_commit_that_is_not_there_is_named(make_wheel: MakeWheel) -> None:
 
 
 def test_the_recipe_is_that_of_the_record(make_wheel: MakeWheel) -> None:
-    assert rebuild.recipe(wheel_of(make_wheel)) == rebuild.Recipe(COMMIT, "cu130", "90a,100a")
+    assert rebuild.recipe(wheel_of(make_wheel)) == rebuild.Recipe(COMMIT, "cu130", "90a,100a", "x86_64")
+    record = json.dumps({**BUILD_RECORD, "source": SOURCE})
+    other = make_wheel({"flash_kda/build_record.json": record}, tag="cp310-abi3-manylinux_2_28_aarch64")
+    assert rebuild.recipe(other).platform == "aarch64"
+    (parameters,) = [provenance.statement(other)["predicate"]["buildDefinition"]["externalParameters"]]
+    assert parameters["platform"] == "aarch64"
     record = json.dumps({"source": SOURCE})
     with pytest.raises(ProvenanceError, match="does not say what was built"):
         rebuild.recipe(make_wheel({"flash_kda/build_record.json": record}))
@@ -172,7 +181,7 @@ def test_a_wheel_is_built_again_from_its_commit(tmp_path: Path) -> None:
     """From a clone, since the tree under test may hold changes: there the wheel's record is a clean one."""
     clone = tmp_path / "repository"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-    words = [sys.executable, "-c", rebuild._BUILD, "cu130", "90a", str(tmp_path / "wheels")]
+    words = [sys.executable, "-c", rebuild._BUILD, "cu130", "90a", str(tmp_path / "wheels"), "x86_64"]
     subprocess.run(words, check=True, cwd=clone)
     (wheel,) = (tmp_path / "wheels").glob("*.whl")
     assert rebuild.rebuild(wheel, clone) == provenance.sha256(wheel)
@@ -200,11 +209,15 @@ def with_members(path: Path, extra: Mapping[str, bytes]) -> Path:
     return path
 
 
-def test_an_sdist_is_compared_with_what_its_commit_makes(tmp_path: Path) -> None:
+def test_an_sdist_is_compared_with_what_its_commit_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASH_KDA_LOCAL_VERSION", "cu130")
     clone, commit = tmp_path / "repository", str(head()["commit"])
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     subprocess.run([sys.executable, "-c", rebuild._SDIST, str(tmp_path / "made")], check=True, cwd=clone)
     (made,) = (tmp_path / "made").iterdir()
+    assert "+" not in made.name
     top = made.name.removesuffix(".tar.gz")
     rebuild.check_sdist(made, commit)
     rebuild.check_sdist(with_members(made, {}), commit)  # other dates and owners
