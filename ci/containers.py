@@ -152,6 +152,7 @@ def frame_of(given: argparse.Namespace) -> Frame:
     for path in given.mount:
         if not path.is_absolute() or not path.exists():
             raise ConfigError(f"--mount {path}: expected an absolute path that exists.\nNext: leave it out")
+    cache.check_folder(given.out, "--out")
     row = matrix.load().cuda_row(given.cuda)
     return Frame(row, given.engine, base_image(given.base), tuple(given.mount))
 

@@ -26,7 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ci import source
+from ci import cache, source
 from ci.archs import arch
 from ci.errors import ConfigError, GpuTestError, MetadataError, TargetMismatchError, run_cli
 
@@ -83,17 +83,24 @@ def find_wheel(folder: Path = WHEELS) -> Path:
     return wheels[-1]
 
 
+def held(wheel: Path, folder: Path) -> Path:
+    """Where `install` keeps its copy: who builds again while the tests run does not change what is tested."""
+    return folder / "wheel" / wheel.name
+
+
 def install(wheel: Path, folder: Path) -> Environment:
     """Install `wheel` alone into a new environment below `folder` that sees the packages of the running
     Python."""
     if not wheel.is_file():
         raise ConfigError(f"--wheel {wheel}: no such file.\nNext: nox -s build_wheels")
-    home = folder / "env"
+    copy, home = held(wheel, folder), folder / "env"
+    copy.parent.mkdir()
+    shutil.copyfile(wheel, copy)
     site = home / "site"
     venv.EnvBuilder(system_site_packages=True, with_pip=False, symlinks=True).create(home)
     # pip of the running Python: the new environment has none, and may not be able to get one.
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]
-    command += ["--disable-pip-version-check", "--target", str(site), str(wheel)]
+    command += ["--disable-pip-version-check", "--target", str(site), str(copy)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         raise MetadataError(
@@ -272,13 +279,15 @@ def write_record(record: dict[str, Any], folder: Path) -> Path:
     """Write `record` with its seal; a later run of the same wheel and target replaces it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / record_name(record["wheel_sha256"], record["target"])
-    path.write_text(json.dumps({**record, SEAL: seal(record)}, indent=2) + "\n")
-    return path
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps({**record, SEAL: seal(record)}, indent=2) + "\n")
+    return part.replace(path)
 
 
 def gpu_tests(target: arch.Target, wheel: Path, records: Path, extra: list[str]) -> dict[str, Any]:
     """Install, probe, refuse another device, test, record; GpuTestError when not every test that ran
     passed.  When `extra` narrows the run to some of the tests there is no record: it would say too much."""
+    cache.check_folder(records, "--records")  # before the minutes that the tests take
     with tempfile.TemporaryDirectory(prefix="flash-kda-gpu-") as scratch:
         folder = Path(scratch)
         environment = install(wheel, folder)
@@ -287,7 +296,7 @@ def gpu_tests(target: arch.Target, wheel: Path, records: Path, extra: list[str])
         built_from = read_source(environment)
         print(f"{wheel.name} on {found.device}, torch {found.torch}, Python {found.python}", flush=True)
         result = run_tests(environment, folder, extra)
-        record = make_record(wheel, target, found, built_from, result)
+        record = make_record(held(wheel, folder), target, found, built_from, result)
         if result["narrowed"]:
             kept = "no record: the arguments leave tests out"
         else:

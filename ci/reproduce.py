@@ -28,7 +28,7 @@ from pathlib import Path
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-from ci import build, matrix, source, venv
+from ci import build, cache, matrix, source, venv
 from ci.errors import ConfigError, ReproducibilityError, run_cli
 from ci.platforms import HOST
 from ci.process import CONSOLE
@@ -203,6 +203,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.against is not None and not given.against.is_file():
         raise ConfigError(f"--against {given.against}: no such file.\nNext: nox -s build_wheels")
+    if given.record is not None:
+        cache.check_folder(given.record, "--record")
     rows = [row.label for row in matrix.load().on(given.platform).locked_rows]
     labels = given.cuda or [first]
     for label in rows if labels == ["all"] else labels:

@@ -155,13 +155,14 @@ def test_what_the_engines_are_asked() -> None:
         ("docker", [Path("/etc")], True, "no mounts of the host"),
         ("podman", [Path("etc")], True, "an absolute path that exists"),
         ("podman", [Path("/no/such/place")], True, "an absolute path that exists"),
+        ("podman", [], True, "expected a folder that can be written to"),
     ],
 )
 def test_a_frame_that_cannot_be_is_refused(
     engine: str, mounts: list[Path], there: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if there else None)
-    given = argparse.Namespace(engine=engine, mount=mounts, cuda=ROW.label, base=None)
+    given = argparse.Namespace(engine=engine, mount=mounts, cuda=ROW.label, base=None, out=Path("/dev/null"))
     with pytest.raises(ConfigError, match=said):
         containers.frame_of(given)
 

@@ -96,6 +96,23 @@ def test_a_passing_run_is_recorded(project: Path, wheel: Path, monkeypatch: pyte
     assert record["source"] == built_from
 
 
+def test_a_wheel_built_anew_meanwhile_is_not_the_one_recorded(
+    project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    again = f"    import pathlib\n    pathlib.Path({str(wheel)!r}).write_bytes(b'another build')\n"
+    records, error = run(project, wheel, monkeypatch, test_a=PASSING + again)
+    assert (error, only_record(records)["wheel_sha256"]) == ("", digest)
+
+
+def test_a_folder_that_takes_no_record_is_refused_before_the_tests(
+    project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "records").write_text("a file")
+    with pytest.raises(ConfigError, match="give another one with --records"):
+        run(project, wheel, monkeypatch, test_a="assert False\n")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"source": {"commit": "abc"}}'])
 def test_a_wheel_that_does_not_say_its_source_is_not_tested(
     text: str, project: Path, make_wheel: MakeWheel, monkeypatch: pytest.MonkeyPatch

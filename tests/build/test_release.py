@@ -204,7 +204,7 @@ def test_an_sdist_is_of_the_commit_of_the_wheels(
     said = json.dumps({**BUILD_RECORD, "source": {"commit": "a" * 40, "dirty": False}})
     other = make_wheel({"flash_kda/build_record.json": said}, folder="other")
     release.check_sdists([], [wheel, other])
-    with pytest.raises(ReleaseError, match="expected wheels of one commit beside an sdist, got .*aaaa"):
+    with pytest.raises(ReleaseError, match=r"expected wheels of one commit beside an sdist, got .*aaaa"):
         release.check_sdists([tmp_path / "x.tar.gz"], [wheel, other])
 
 

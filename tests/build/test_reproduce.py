@@ -136,6 +136,14 @@ def test_everything_that_may_differ_differs_between_the_two_builds() -> None:
     assert [name for name in first if first[name] == second[name]] == ["compiler_cache"]
 
 
+def test_a_folder_for_records_that_takes_none_is_refused_before_anything_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["ci.reproduce", "--cuda", "cu999", "--record", "/dev/null"])
+    with pytest.raises(ConfigError, match="give another one with --record"):
+        reproduce.main()
+
+
 def test_a_missing_wheel_to_compare_with_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.argv", ["ci.reproduce", "--against", str(tmp_path / "none.whl")])
     with pytest.raises(ConfigError, match="no such file"):
