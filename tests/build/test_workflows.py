@@ -134,6 +134,7 @@ def test_what_is_published_is_what_the_gate_saw() -> None:
     assert re.findall(r"download-artifact[^\0]*?path: (\S+)", loaded) == ["made", "made/sdist"]
     assert "download-artifact" not in check.removeprefix(loaded)
     assert "nox -s index -- --folder made\n" in check and "path: made/sdist/*.tar.gz\n" in check
+    assert check.index("nox -s index_check") > check.rindex("upload-artifact")  # it runs the wheels' code
 
 
 # ---- linters ----
