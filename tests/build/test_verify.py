@@ -538,6 +538,10 @@ METADATA_FAULTS: dict[str, tuple[dict[str, object], str]] = {
         },
         "flash_kda/_version.py didn't match RECORD",
     ),
+    "no hash in RECORD": (
+        {"edit_record": lambda text: re.sub(r"(_version.py),[^\n]*", r"\1,,", text)},
+        "_version.py is not included in RECORD",
+    ),
     "file that RECORD lacks": (
         {"after_record": {"flash_kda/late.py": b"x = 1\n"}},
         "flash_kda/late.py is not mentioned",
