@@ -15,6 +15,7 @@ import pytest
 
 ENV = "FLASH_KDA_GPU_TESTS_RESULT"
 FOLDER = "tests/gpu"
+_NARROWING = ("ignore", "ignore_glob", "setuponly", "setupplan", "override_ini", "inifilename", "noconftest")
 COUNTS: Counter[str] = Counter()
 REASONS: set[str] = set()
 
@@ -47,9 +48,13 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def _narrowed(config: pytest.Config) -> bool:
-    """Whether the command line may have left tests out."""
-    ignored = config.getoption("ignore") or config.getoption("ignore_glob")
-    return bool(COUNTS["deselected"] or ignored or config.args != [FOLDER])
+    """Whether the command line, or PYTEST_ADDOPTS, may have left tests out.
+
+    With --setup-only and --setup-plan each test passes and none is called; another configuration can collect
+    other files.
+    """
+    options = any(config.getoption(name) for name in _NARROWING)
+    return bool(COUNTS["deselected"] or options or config.args != [FOLDER])
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -133,6 +133,8 @@ def test_a_wheel_that_does_not_say_its_source_is_not_tested(
         ["--ignore-glob", "*test_b.py"],
         ["tests/gpu/test_a.py::test_mark"],
         ["tests/gpu/test_a.py"],
+        ["-o", "python_files=test_a.py"],
+        ["--noconftest"],
     ],
 )
 def test_a_run_of_some_tests_leaves_no_record(
@@ -143,6 +145,15 @@ def test_a_run_of_some_tests_leaves_no_record(
     assert error == "" and not records.exists()
     _, error = run(project, wheel, monkeypatch, *extra, test_a=PASSING + "    assert False\n", test_b=other)
     assert error.startswith("failed") and not records.exists()
+
+
+@pytest.mark.parametrize("option", ["--setup-only", "--setup-plan"])
+def test_a_run_that_calls_no_test_leaves_no_record(
+    option: str, project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", option)
+    records, _ = run(project, wheel, monkeypatch, test_a=PASSING + "    assert False\n")
+    assert not records.exists()
 
 
 def test_an_option_with_a_value_leaves_no_test_out(
