@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ci.errors import ConfigError, ToolchainError
 from ci.process import run
-from ci.toml import read_toml
+from ci.toml import Table, open_table
 from ci.venv import REQUIREMENTS, Venv
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,8 +60,15 @@ def used(texts: Iterable[str]) -> list[str]:
 
 
 def load(path: Path = PATH) -> dict[str, Pin]:
-    """The pins on file."""
-    return {name: Pin(entry["commit"], entry["version"]) for name, entry in read_toml(path).items()}
+    """The pins on file; ConfigError for one that is none."""
+    top = open_table(path)
+    return {name: _pin(top.table(name)) for name in list(top.left)}
+
+
+def _pin(table: Table) -> Pin:
+    pin = Pin(table.text("commit", _COMMIT.pattern, "40 hexadecimal digits"), table.text("version"))
+    table.done()
+    return pin
 
 
 def problems(text: str, pins: Mapping[str, Pin]) -> Iterator[tuple[int, str]]:

@@ -51,9 +51,12 @@ def load(platform: str, path: Path = PATH) -> Image:
 def pinned(text: str, platform: str) -> Image:
     """The image of `platform` by the text of cibuildwheel's pins; ConfigError when it has another form."""
     policy, _, machine = platform.rpartition("_2_28_")
-    parser = configparser.ConfigParser()
-    parser.read_string(text)
-    value = parser.get(machine, f"{policy}_2_28", fallback="nothing")
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(text)
+        value = parser.get(machine, f"{policy}_2_28", fallback="nothing")
+    except configparser.Error as error:
+        value = str(error)
     match = _PIN.fullmatch(value)
     if match is None:
         raise ConfigError(

@@ -29,8 +29,11 @@ TomlError: type[ValueError] = _TOML.TOMLDecodeError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file; raises TomlError, UnicodeDecodeError or OSError."""
-    table: dict[str, Any] = _TOML.loads(path.read_text(encoding="utf-8"))
+    """Parse a TOML file; ConfigError when it cannot be read, say with a conflict of git in it."""
+    try:
+        table: dict[str, Any] = _TOML.loads(path.read_text(encoding="utf-8"))
+    except (OSError, TomlError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
     return table
 
 
@@ -102,7 +105,4 @@ class Table:
 
 def open_table(path: Path) -> Table:
     """A TOML file to be read with care; ConfigError when it cannot be parsed."""
-    try:
-        return Table(path.name, read_toml(path))
-    except (OSError, TomlError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return Table(path.name, read_toml(path))

@@ -59,7 +59,14 @@ def test_an_image_without_its_pin_is_refused(tmp_path: Path, old: str, new: str,
 
 @pytest.mark.parametrize(
     "text",
-    ["[x86_64]\nmanylinux_2_28 = quay.io/a/b:latest\n", "[aarch64]\n", "[x86_64]\nmanylinux_2_34 = x\n"],
+    [
+        "[x86_64]\nmanylinux_2_28 = quay.io/a/b:latest\n",
+        "[aarch64]\n",
+        "[x86_64]\nmanylinux_2_34 = x\n",
+        "no section\n",
+        "[x86_64]\nmanylinux_2_28 = x\nmanylinux_2_28 = x\n",
+        "[x86_64]\nmanylinux_2_28 = %(x)s\n",
+    ],
 )
 def test_pins_of_another_form_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"expected NAME@sha256:DIGEST"):

@@ -68,6 +68,16 @@ def test_a_pin_that_nobody_uses_is_refused(tmp_path: Path) -> None:
     assert "no workflow uses it" in finding.text
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["<<<<<<< HEAD\n", '["a/b"]\nversion = "v1"\n', '["a/b"]\ncommit = "v1"\nversion = "v1"\n', "a = 1\n"],
+)
+def test_pins_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "actions.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"actions\.toml: "):
+        actions.load(tmp_path / "actions.toml")
+
+
 def test_the_pins_come_from_others_workflows() -> None:
     other = "    - uses: c/d@main # v1\n    - uses: e/f@v2\n"
     assert actions.pinned([GOOD, other + GOOD]) == {"a/b": PIN}
