@@ -88,6 +88,7 @@ def write(paths: Iterable[Path], out: Path = FOLDER) -> list[str]:
     ConfigError when `out` holds something else than an index, ReleaseError when a wheel in it has other bytes
     under the same name.  An index that is there stays whole until the new one is.
     """
+    out = out.resolve()  # a link to where a server reads stays one
     entries = [read(path) for path in sorted(paths)]
     _check_out(out, entries)
     out.parent.mkdir(parents=True, exist_ok=True)

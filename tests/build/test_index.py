@@ -213,6 +213,14 @@ def test_a_web_site_is_not_removed(made: Mapping[str, Path], tmp_path: Path) -> 
     assert (tmp_path / "site" / "index.html").read_text() == "<title>Mine</title>"
 
 
+def test_a_link_to_the_index_stays_one(made: Mapping[str, Path], tmp_path: Path) -> None:
+    index.write(made.values(), tmp_path / "served")
+    (tmp_path / "link").symlink_to(tmp_path / "served")
+    index.write([made["cu135"]], tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert [path.name for path in sorted((tmp_path / "served").iterdir())] == ["cu135", "index.html"]
+
+
 def test_a_released_file_is_not_replaced(
     made: Mapping[str, Path], make_wheel: MakeWheel, tmp_path: Path
 ) -> None:
