@@ -15,7 +15,8 @@ import pytest
 
 ENV = "FLASH_KDA_GPU_TESTS_RESULT"
 FOLDER = "tests/gpu"
-_NARROWING = ("ignore", "ignore_glob", "setuponly", "setupplan", "override_ini", "inifilename", "noconftest")
+_NARROWING = ("ignore", "ignore_glob", "setuponly", "setupplan", "inifilename", "noconftest")
+_OWN_OVERRIDE = "strict_markers=true"  # what pytest makes of the --strict-markers in pyproject.toml
 COUNTS: Counter[str] = Counter()
 REASONS: set[str] = set()
 
@@ -53,8 +54,9 @@ def _narrowed(config: pytest.Config) -> bool:
     With --setup-only and --setup-plan each test passes and none is called; another configuration can collect
     other files.
     """
+    overrides = set(config.getoption("override_ini") or ()) - {_OWN_OVERRIDE}
     options = any(config.getoption(name) for name in _NARROWING)
-    return bool(COUNTS["deselected"] or options or config.args != [FOLDER])
+    return bool(COUNTS["deselected"] or options or overrides or config.args != [FOLDER])
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

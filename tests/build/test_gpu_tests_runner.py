@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -54,6 +55,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "tests" / "gpu").mkdir(parents=True)
     (root / "flash_kda").mkdir()
     (root / "flash_kda" / "__init__.py").write_text('MARK = "the source tree"\n')
+    shutil.copy(gpu_tests.ROOT / "pyproject.toml", root)
     monkeypatch.setattr(gpu_tests, "ROOT", root)
     monkeypatch.chdir(root)
     return root
@@ -127,7 +129,7 @@ def test_a_wheel_that_does_not_say_its_source_is_not_tested(
     "extra",
     [
         ["-k", "mark"],
-        ["-m", "not slow"],
+        ["-m", "not filterwarnings"],
         ["--deselect", "tests/gpu/test_b.py::test_other"],
         ["--ignore", "tests/gpu/test_b.py"],
         ["--ignore-glob", "*test_b.py"],
@@ -140,7 +142,7 @@ def test_a_wheel_that_does_not_say_its_source_is_not_tested(
 def test_a_run_of_some_tests_leaves_no_record(
     extra: list[str], project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = "import pytest, flash_kda\n\n@pytest.mark.slow\ndef test_other():\n    pass\n"
+    other = "import pytest, flash_kda\n\n@pytest.mark.filterwarnings('default')\ndef test_other():\n    pass\n"
     records, error = run(project, wheel, monkeypatch, *extra, test_a=PASSING, test_b=other)
     assert error == "" and not records.exists()
     _, error = run(project, wheel, monkeypatch, *extra, test_a=PASSING + "    assert False\n", test_b=other)
