@@ -142,7 +142,9 @@ def test_a_wheel_that_does_not_say_its_source_is_not_tested(
 def test_a_run_of_some_tests_leaves_no_record(
     extra: list[str], project: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = "import pytest, flash_kda\n\n@pytest.mark.filterwarnings('default')\ndef test_other():\n    pass\n"
+    other = (
+        "import pytest, flash_kda\n\n@pytest.mark.filterwarnings('default')\ndef test_other():\n    pass\n"
+    )
     records, error = run(project, wheel, monkeypatch, *extra, test_a=PASSING, test_b=other)
     assert error == "" and not records.exists()
     _, error = run(project, wheel, monkeypatch, *extra, test_a=PASSING + "    assert False\n", test_b=other)
