@@ -7,7 +7,9 @@ here.
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -21,6 +23,7 @@ from ._wheel import WheelError, WheelReport, judge
 from .arch import Capability, parse_capability
 from .dispatch import AUTO, ENV, DeviceFacts
 
+NOT_WRITTEN = 1  # exit code
 BAD_FILE = 2  # exit code, the one of argparse for a bad argument
 
 
@@ -159,15 +162,29 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the report. 0 whatever it says, since a missing GPU or library is an answer, not a failure; 2
-    for a bad argument or a file that is no wheel of this package."""
+    """Prints the report. 0 whatever it says, since a missing GPU or library is an answer, not a failure; 1
+    where not all of it could be written; 2 for a bad argument or a file that is no wheel of this package."""
     arguments = _parser().parse_args(argv)
     try:
         data, text = _answer(arguments.wheel, arguments.device_capability)
     except WheelError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_FILE
-    print(json.dumps(data, indent=2) if arguments.json else text)
+    return _write(json.dumps(data, indent=2) if arguments.json else text)
+
+
+def _write(text: str) -> int:
+    """Prints to a reader that may have left (``| head -1``), a full disk, or a terminal of few characters."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # Python writes what is still buffered when it ends, and that failure would be a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: the report could not be written: {error}", file=sys.stderr)
+        return NOT_WRITTEN
     return 0
 
 

@@ -9,7 +9,7 @@ import torch
 
 from . import _select, dispatch
 from .arch import Capability, dotted, parse_capability
-from .checks import check_backend, check_lower_bound
+from .checks import check_backend, check_head_size, check_lower_bound
 from .dispatch import DeviceFacts, Verdict
 
 
@@ -50,10 +50,21 @@ def _gpu(index: int | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
 
+def _spelled(device: torch.device | str | int) -> torch.device:
+    """The device; torch.device(0) would be one of the accelerator that is here, and fail without one."""
+    try:
+        return torch.device("cuda", device) if type(device) is int else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"flash_kda: explain of {device!r}: expected a device of torch, as 'cuda:0' or 'cpu'"
+        ) from error
+
+
 def _device(device: torch.device | str | int | None) -> DeviceFacts:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    there = torch.device(device)
+    there = _spelled(device)
     if there.type == "cuda":
         there = _gpu(there.index)
     return _select.device_facts(there.type, there.index)
@@ -84,6 +95,8 @@ def explain(
         TypeError, ValueError: a bad argument, or both a device and a capability.
     """
     check_backend(backend)
+    check_head_size("head_k", head_k)
+    check_head_size("head_v", head_v)
     check_lower_bound(lower_bound)
     if capability is not None and device is not None:
         raise ValueError("flash_kda: explain takes a device or a capability, got both")

@@ -114,6 +114,15 @@ def check_segment_tokens(segment_tokens: Any) -> None:
         _value_error("segment_tokens", _shown(segment_tokens), _TAKES_SEGMENT)
 
 
+def check_head_size(name: str, size: Any) -> None:
+    """A number of channels."""
+    takes = "a number of channels, 1 or more"
+    if type(size) is not int:  # bool is an int to Python
+        _type_error(name, type(size).__name__, takes)
+    if size < 1:
+        _value_error(name, _shown(size), takes)
+
+
 def check_backend(backend: Any) -> None:
     """A name; which names there are is for the decision to say."""
     if not isinstance(backend, str):

@@ -32,6 +32,7 @@ SUFFIXES = {0: "", 1: "a", 2: "f"}
 _ELF_MAGIC = b"\x7fELF"
 _ELF64_LITTLE = b"\x02\x01"
 _SECTION_NOBITS = 8
+_SECTION_HEADER = 64
 _FAT_HEADER = 16
 _ENTRY_MIN = 64
 _ENTRY_VERSION = 0x0101
@@ -65,7 +66,7 @@ class Section:
 def _unpack(layout: str, data: bytes, offset: int, what: str) -> tuple[int, ...]:
     try:
         return struct.unpack_from(layout, data, offset)
-    except struct.error as error:
+    except (struct.error, OverflowError) as error:  # the second for an offset of more than 63 bits
         raise FatbinError(f"{what} at byte {offset} is cut short: the file has {len(data)} bytes") from error
 
 
@@ -73,7 +74,7 @@ def _section_headers(data: bytes) -> tuple[list[tuple[int, ...]], int]:
     """Section headers and the number of the one that holds the names."""
     (table,) = _unpack("<Q", data, 0x28, "ELF header")
     entry_size, count, names = _unpack("<HHH", data, 0x3A, "ELF header")
-    if table == 0 or count == 0 or names >= count:
+    if table == 0 or count == 0 or names >= count or entry_size < _SECTION_HEADER:
         raise FatbinError("the ELF file has no section headers; nothing can be said about its device code")
     headers = [_unpack("<IIQQQQ", data, table + i * entry_size, "section header") for i in range(count)]
     return headers, names

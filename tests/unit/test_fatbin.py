@@ -82,6 +82,25 @@ def test_refuses_a_changed_byte(fixtures: Path, tmp_path: Path, offset: int, new
         fatbin.images(broken)
 
 
+@pytest.mark.parametrize(
+    ("offset", "layout", "value", "says"),
+    [
+        (0x28, "<Q", 2**63, "section header at byte 9223372036854775808 is cut short"),
+        (0x28, "<Q", 2**40, "is cut short"),
+        (0x3A, "<H", 0, "no section headers"),
+        (0x3A, "<H", 40, "no section headers"),
+    ],
+)
+def test_refuses_section_headers_that_are_elsewhere(
+    fixtures: Path, tmp_path: Path, offset: int, layout: str, value: int, says: str
+) -> None:
+    data = bytearray((fixtures / "fatbin" / "mixed.so").read_bytes())
+    struct.pack_into(layout, data, offset, value)
+    (tmp_path / "broken.so").write_bytes(data)
+    with pytest.raises(fatbin.FatbinError, match=says):
+        fatbin.images(tmp_path / "broken.so")
+
+
 @pytest.mark.parametrize("keep", [0, 5, 30, 200, 4000, -600])
 def test_refuses_a_truncated_file(fixtures: Path, tmp_path: Path, keep: int) -> None:
     data = (fixtures / "fatbin" / "mixed.so").read_bytes()

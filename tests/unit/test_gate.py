@@ -795,6 +795,15 @@ def test_explain_shows_every_backend(machine: Machine) -> None:
         ({"backend": None}, TypeError),
         ({"lower_bound": 1.0}, ValueError),
         ({"lower_bound": "x"}, TypeError),
+        ({"device": -1}, ValueError),
+        ({"device": 0}, ValueError),
+        ({"device": "gpu"}, ValueError),
+        ({"device": 2.5}, TypeError),
+        ({"head_k": 0}, ValueError),
+        ({"head_v": -(10**5000)}, ValueError),
+        ({"head_k": True}, TypeError),
+        ({"head_v": "128"}, TypeError),
+        ({"head_v": None}, TypeError),
     ],
 )
 def test_explain_refuses_bad_arguments(

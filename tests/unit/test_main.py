@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -55,6 +57,35 @@ def test_json_has_every_field() -> None:
         and {"device", "backend", "refusals", "trace", "asked"} == report["choices"][0].keys()
     )
     assert [verdict["backend"] for verdict in report["choices"][0]["trace"]] == list(dispatch.ORDER)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("arguments", [[], ["--json"], ["--device-capability", "9.0"]])
+def test_a_full_disk_is_told_in_a_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "flash_kda", *arguments]
+        done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == __main__.NOT_WRITTEN
+    assert re.fullmatch(r"error: the report could not be written: .*No space left on device\n", done.stderr)
+
+
+def test_a_reader_that_left_is_told_nothing() -> None:
+    words = [sys.executable, "-m", "flash_kda"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(words, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (__main__.NOT_WRITTEN, "")
+
+
+def test_a_terminal_of_few_characters_gets_the_report(tmp_path: Path) -> None:
+    folder = tmp_path / "Ünder"
+    folder.mkdir()
+    (folder / "flash_kda").symlink_to(ROOT / "flash_kda")
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-m", "flash_kda"]
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "\\xdcnder" in done.stdout, done.stderr
 
 
 def test_text_names_the_backend_and_why_not_the_others() -> None:
