@@ -76,15 +76,26 @@ def _assignments(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
                     yield name.id, statement.value
 
 
+def _is_target(name: str) -> bool:
+    try:
+        parse_target(name)
+    except ArchSelectionError:
+        return False
+    return True
+
+
 def parse_members(source: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Names of the ``Arch`` members in a Python source, and the pairs (alias, name it stands for).
 
+    A name that is no target, or stands for none, is left out: a newer DSL may have one.
     A name assigned twice counts as it is first: 4.6.2 tells CUDA 13, where 101 is the old name of 110, from
     CUDA 12, where no device reports 11.0, in this order.
     """
     found: dict[str, str | None] = {}
     for name, value in _assignments(_enum_body(source)):
-        found.setdefault(name, value.id if isinstance(value, ast.Name) else None)
+        other = value.id if isinstance(value, ast.Name) else None
+        if _is_target(name) and (other is None or _is_target(other)):
+            found.setdefault(name, other)
     return tuple(found), tuple((name, other) for name, other in found.items() if other is not None)
 
 

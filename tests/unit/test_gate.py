@@ -282,6 +282,18 @@ def test_the_members_are_read_without_importing(package: Callable[..., Path], fi
     assert "cutlass" not in sys.modules
 
 
+def test_a_member_of_an_unknown_form_is_left_out(package: Callable[..., Path]) -> None:
+    """A newer DSL may have one; it must not break the choice among the others."""
+    package(
+        enums="class Arch(Enum):\n    sm_90a = 1\n    sm_next = 2\n    sm_130x = 3\n    sm_100f = sm_next\n"
+    )
+    install = dsl.installed()
+    assert install.members == ("sm_90a",) and install.aliases == ()
+    for pin in (None, "sm_next", "sm_130x", "sm_100f", "sm_100a"):
+        answer = compile_arch(DslFacts(install, pin), (9, 0), False)
+        assert answer == "sm_90a" if pin is None else isinstance(answer, Reason)
+
+
 def test_r14_without_the_dsl(monkeypatch: pytest.MonkeyPatch) -> None:
     there = facts((9, 0), ABSENT)
     decision = decide(there, Request())
