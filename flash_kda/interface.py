@@ -278,8 +278,10 @@ def flash_kda_func(
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     final_state = None
     if output_final_state:
-        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        final_state = q.new_empty((sequences, v.shape[2], v.shape[3], q.shape[3]), dtype=torch.float32)
+        batch, _, _, head_k = q.shape  # asking for a shape costs a third of a microsecond
+        _, _, value_heads, head_v = v.shape
+        sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        final_state = q.new_empty((sequences, value_heads, head_v, head_k), dtype=torch.float32)
     if kernels:
         _launch(*given, out, *last, final_state, cu_seqlens, segment_tokens)
     else:
