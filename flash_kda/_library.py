@@ -125,16 +125,19 @@ def _past_the_end(path: Path) -> str | None:
     The dynamic loader maps a segment without looking whether the file reaches that far: the first touch of a
     missing page is SIGBUS, which no ``except`` sees. Everything else it refuses itself.
     """
+    size = path.stat().st_size
     with path.open("rb") as file:
         data = file.read(64)
         if len(data) < 64 or not data.startswith(_ELF64_LITTLE):
             return None
         segments, sections = struct.unpack_from("<QQ", data, 0x20)
         segment_bytes, segment_count, section_bytes, section_count = struct.unpack_from("<HHHH", data, 0x36)
-        file.seek(segments)
+        file.seek(min(segments, size))  # no file can be sought to the 2^63 that a damaged header may say
         headers = file.read(segment_bytes * segment_count)
-    size = path.stat().st_size
-    ends = {"section headers": sections + section_bytes * section_count}
+    ends = {
+        "segment headers": segments + segment_bytes * segment_count,
+        "section headers": sections + section_bytes * section_count,
+    }
     for at in range(0, len(headers) - 55, max(segment_bytes, 56)):
         kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", headers, at)
         if kind == _SEGMENT_LOADED:

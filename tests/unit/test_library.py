@@ -74,6 +74,17 @@ def test_a_segment_past_the_end_is_seen_without_section_headers(fixtures: Path, 
     assert "the segment at byte" in (_library._past_the_end(path) or "")
 
 
+@pytest.mark.parametrize("at", [0x20, 0x28])
+@pytest.mark.parametrize("offset", [2**20, 2**63, 2**64 - 1])
+def test_a_table_past_the_end_is_seen(at: int, offset: int, fixtures: Path, tmp_path: Path) -> None:
+    data = bytearray((fixtures / "library" / "exports.so").read_bytes())
+    struct.pack_into("<Q", data, at, offset)
+    path = tmp_path / "_C.abi3.so"
+    path.write_bytes(data)
+    status = _library.load_file(path, NOTHING)
+    assert status.code == "load_error" and f"the file has {len(data)} bytes" in status.text
+
+
 def test_a_library_that_is_not_ours(fixtures: Path) -> None:
     status = _library.load_file(fixtures / "library" / "exports.so", NOTHING)
     assert status.code == "load_error" and f"registers no {NOTHING}" in status.text
