@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +16,6 @@ from .dispatch import DeviceFacts, LibraryFacts
 _PACKAGE = f"{IMPORT_NAME}/__init__.py"
 _LIBRARY = f"{IMPORT_NAME}/{_library.LIBRARY.name}"
 _RECORD = f"{IMPORT_NAME}/{_library.BUILD_RECORD.name}"
-# What zipfile raises of a file that is none, is cut, is encrypted or compressed in a way it does not know.
-_UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)
 
 
 class WheelError(ValueError):
@@ -47,8 +44,9 @@ def _members(path: Path) -> dict[str, bytes]:
         with zipfile.ZipFile(path) as archive:
             names = set(archive.namelist())
             return {name: archive.read(name) for name in (_PACKAGE, _LIBRARY, _RECORD) if name in names}
-    except _UNREADABLE as error:
-        raise WheelError(f"{path}: not a wheel that can be read: {error}") from error
+    except Exception as error:  # zipfile lets through what a decompressor raises, as a plain LZMAError
+        why = str(error) or type(error).__name__
+        raise WheelError(f"{path}: not a wheel that can be read: {why}") from error
 
 
 def _choices(images: Iterable[fatbin.Image]) -> tuple[Choice, ...]:

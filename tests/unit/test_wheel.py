@@ -143,8 +143,23 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def flip_lzma(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("flash_kda/__init__.py", bytes(range(256)) * 4)
+    flip(path)
+
+
+def encrypt(path: Path) -> None:
+    data = path.read_bytes()
+    for magic, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = data.index(magic) + flags
+        data = data[:at] + b"\x01" + data[at + 1 :]
+    path.write_bytes(data)
+
+
 @pytest.mark.parametrize(
-    "damage", [cut, flip, lambda path: path.write_bytes(b""), lambda path: path.unlink()]
+    "damage",
+    [cut, flip, flip_lzma, encrypt, lambda path: path.write_bytes(b""), lambda path: path.unlink()],
 )
 @pytest.mark.parametrize("options", [[], ["--json"], ["--device-capability", "9.0"]])
 def test_a_bad_file_is_one_line_and_exit_code_2(
