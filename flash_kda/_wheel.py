@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import zipfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -16,6 +17,8 @@ from .dispatch import DeviceFacts, LibraryFacts
 _PACKAGE = f"{IMPORT_NAME}/__init__.py"
 _LIBRARY = f"{IMPORT_NAME}/{_library.LIBRARY.name}"
 _RECORD = f"{IMPORT_NAME}/{_library.BUILD_RECORD.name}"
+_MACHINE_AT = 0x12  # u16 e_machine, in the ELF header
+_MACHINES = {62: "x86_64", 183: "aarch64"}
 
 
 class WheelError(ValueError):
@@ -68,12 +71,22 @@ def _library_facts(path: Path, members: dict[str, bytes]) -> tuple[LibraryFacts,
     return LibraryFacts(_library.LOADED, "", _choices(images)), tuple(dict.fromkeys(images))
 
 
+def _machine_problems(library: bytes) -> list[str]:
+    """A library for another processor, which would not load here whatever the GPU."""
+    here, number = platform.machine(), int.from_bytes(library[_MACHINE_AT : _MACHINE_AT + 2], "little")
+    built_for = _MACHINES.get(number, here)
+    if built_for == here:
+        return []
+    return [f"the library is for {built_for}, and this machine is {here}: install the wheel for {here} here."]
+
+
 def _problems(members: dict[str, bytes], record: dict[str, Any] | None, facts: LibraryFacts) -> list[str]:
     if _LIBRARY not in members:
         return [facts.text]
     claims = {"the build record": None if record is None else record.get("architectures")}
     holds = {choice.target.name for choice in facts.choices}
-    return ([NO_RECORD] if record is None else []) + architecture_problems(claims, holds)
+    missing = [NO_RECORD] if record is None else []
+    return [*_machine_problems(members[_LIBRARY]), *missing, *architecture_problems(claims, holds)]
 
 
 def judge(path: Path, devices: Iterable[DeviceFacts], has_torch: bool) -> WheelReport:

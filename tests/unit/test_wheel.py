@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 import zipfile
@@ -46,6 +47,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dsl, "installed", lambda: dsl.Install(reason=absent))
     monkeypatch.setattr(fla_install, "reason", lambda cc: absent)
     monkeypatch.setattr(_report, "torch_gpus", lambda torch: ())
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")  # the fixtures' own
 
 
 ARCHS = {"architectures": ["90a", "100a", "100f", "103a", "120a"], "version": "0.1.0+cu130"}
@@ -120,6 +122,14 @@ def test_a_wheel_without_kernels(make: Make, capsys: pytest.CaptureFixture[str])
     assert __main__.main(["--wheel", str(make(None)), "--device-capability", "9.0"]) == 0
     text = capsys.readouterr().out
     assert "missing_file" in text and "PROBLEM" in text and "built without kernels" in text
+
+
+def test_a_wheel_for_another_processor_is_a_problem(make: Make, fixtures: Path) -> None:
+    """One GPU may sit beside either: GH200 is compute capability 9.0 and aarch64."""
+    library = bytearray((fixtures / "fatbin" / "mixed.so").read_bytes())
+    library[0x12:0x14] = (183).to_bytes(2, "little")
+    (problem,) = _wheel.judge(make(bytes(library), ARCHS), [], True).problems
+    assert "is for aarch64, and this machine is x86_64" in problem
 
 
 def test_ptx_alone_is_no_machine_code(make: Make) -> None:
