@@ -282,14 +282,19 @@ def owners() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def _copy_in(entry: str) -> Path | None:
+    """The package of our name in one entry of an import path."""
+    try:
+        folder = Path(entry).resolve() / IMPORT_NAME
+        return folder if (folder / "__init__.py").is_file() else None
+    except (OSError, RuntimeError):  # a locked folder, a working directory that is gone; a link to itself
+        return None
+
+
 def other_copies(location: Path, path: list[str]) -> list[Path]:
     """Other folders on ``path`` that hold a package of our name: what runs depends on their order."""
-    found = []
-    for entry in path:
-        candidate = Path(entry or ".").resolve() / IMPORT_NAME
-        if (candidate / "__init__.py").is_file() and candidate != location and candidate not in found:
-            found.append(candidate)
-    return found
+    copies = dict.fromkeys(map(_copy_in, path))
+    return [copy for copy in copies if copy is not None and copy != location]
 
 
 def name_problems(owned_by: tuple[str, ...], location: Path, path: list[str]) -> list[str]:

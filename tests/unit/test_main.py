@@ -152,6 +152,26 @@ def test_a_second_copy_on_the_path_is_a_problem(tmp_path: Path) -> None:
     assert _report.name_problems((), here, path[:1]) == []
 
 
+def test_an_entry_of_the_path_that_cannot_be_looked_into_holds_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    path = ["", str(tmp_path / "loop"), "x" * 300, str(tmp_path / "no.zip")]
+    assert _report.other_copies(tmp_path, path) == []
+
+
+def test_the_folder_that_python_runs_in_is_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flash_kda").mkdir()
+    (tmp_path / "flash_kda" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert _report.other_copies(Path("/elsewhere"), [""]) == [tmp_path.resolve() / "flash_kda"]
+
+
 def library(code: str = "loaded", **change: Any) -> dict[str, Any]:
     images = [
         {"kind": "elf", "target": "90a"},
