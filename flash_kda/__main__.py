@@ -133,7 +133,8 @@ def _on_hypothetical(capability: Capability) -> BackendChoice:
 
 def _on_wheel(path: Path, capability: Capability | None) -> WheelReport:
     torch, _ = _report.import_torch()
-    devices = [_report.device_of(gpu) for gpu in _report.torch_gpus(torch)]
+    gpus, _ = _report.torch_gpus(torch)
+    devices = [_report.device_of(gpu) for gpu in gpus]
     if capability is not None:
         devices = [_hypothetical(capability)]
     return judge(path, devices, torch is not None)

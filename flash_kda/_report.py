@@ -162,16 +162,23 @@ def driver_facts() -> dict[str, str | None]:
     return {"version": match[1] if match else None, "cuda": _cuda_of_driver()}
 
 
-def torch_gpus(torch: Any) -> tuple[Gpu, ...]:
-    """GPUs torch can use."""
-    if torch is None or not torch.cuda.is_available():
-        return ()
-    found = []
-    for index in range(torch.cuda.device_count()):
-        capability = arch.dotted(torch.cuda.get_device_capability(index))
-        name = torch.cuda.get_device_name(index)
-        found.append(Gpu(f"cuda:{index}", name, capability, torch.version.hip is not None))
-    return tuple(found)
+def _gpu(torch: Any, index: int) -> Gpu:
+    capability = arch.dotted(torch.cuda.get_device_capability(index))
+    return Gpu(f"cuda:{index}", torch.cuda.get_device_name(index), capability, torch.version.hip is not None)
+
+
+def torch_gpus(torch: Any) -> tuple[tuple[Gpu, ...], str | None]:
+    """GPUs torch can use, and what it says of the first that it counts and cannot use."""
+    found: list[Gpu] = []
+    try:
+        if torch is not None and torch.cuda.is_available():
+            # It counts with NVML: a GPU that CUDA cannot start is among them, and fails when asked.
+            for index in range(torch.cuda.device_count()):
+                found.append(_gpu(torch, index))
+    except RuntimeError as error:
+        first = (str(error) or type(error).__name__).splitlines()[0]  # advice on debugging follows it
+        return tuple(found), f"cuda:{len(found)}: {first}"
+    return tuple(found), None
 
 
 def driver_gpus() -> tuple[str, ...]:
@@ -354,13 +361,21 @@ def architecture_problems(claims: dict[str, Any], holds: set[str]) -> list[str]:
 
 
 def device_problems(
-    gpus: tuple[Gpu, ...], torch_info: dict[str, Any], made: tuple[BackendChoice, ...]
+    gpus: tuple[Gpu, ...],
+    torch_info: dict[str, Any],
+    made: tuple[BackendChoice, ...],
+    unusable: str | None = None,
 ) -> list[str]:
     """GPUs that are there and not used."""
     problems = []
     if torch_info["error"]:
         problems.append(f"torch did not import ({torch_info['error']}); install torch >= 2.10.")
-    seen = () if gpus else driver_gpus()
+    if unusable is not None:
+        problems.append(
+            f"torch counts a GPU that it cannot use ({unusable}); see what nvidia-smi says of it, or leave "
+            "it out of CUDA_VISIBLE_DEVICES."
+        )
+    seen = () if gpus or unusable is not None else driver_gpus()
     if seen:
         build = f"CUDA {torch_info['cuda']}" if torch_info["cuda"] else "a CPU build"
         problems.append(
@@ -398,14 +413,14 @@ def collect() -> Report:
     torch, error = import_torch()
     torch_info = torch_facts(torch, error)
     library = beside_copies(library_facts(torch), other_copies(_library.FOLDER, sys.path))
-    gpus = torch_gpus(torch)
+    gpus, unusable = torch_gpus(torch)
     made = choices([device_of(gpu) for gpu in gpus] or [DeviceFacts("cpu")], library)
     owned_by, record, driver = owners(), _library.build_record(), driver_facts()
     problems = [
         *name_problems(owned_by, _library.FOLDER, sys.path),
         *library_problems(library, record),
         *driver_problems(driver, record),
-        *device_problems(gpus, torch_info, made),
+        *device_problems(gpus, torch_info, made, unusable),
     ]
     return Report(
         schema=SCHEMA,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import flash_kda
 from flash_kda import __main__, _report, dispatch
@@ -235,6 +236,24 @@ def test_a_gpu_that_torch_cannot_see_is_a_problem(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_report, "driver_gpus", lambda: ("NVIDIA H200, 9.0",))
     (problem,) = _report.device_problems((), {"version": "2.13.0+cpu", "cuda": None, "error": None}, ())
     assert "NVIDIA H200" in problem and "CPU build" in problem
+
+
+def test_a_gpu_that_fails_when_asked_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs, and CUDA cannot start the second."""
+
+    def capability(index: int) -> tuple[int, int]:
+        if index == 1:
+            raise RuntimeError("CUDA error: device(s) is/are busy or unavailable\nFor debugging ...")
+        return (9, 0)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    report = _report.collect()
+    assert [gpu.device for gpu in report.gpus] == ["cuda:0"]
+    (problem,) = [text for text in report.problems if "cannot use" in text]
+    assert "(cuda:1: CUDA error: device(s) is/are busy or unavailable)" in problem
 
 
 def test_choices_follow_the_gpus() -> None:

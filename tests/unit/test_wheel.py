@@ -46,7 +46,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = Reason(NO_PACKAGE, "it is not installed")
     monkeypatch.setattr(dsl, "installed", lambda: dsl.Install(reason=absent))
     monkeypatch.setattr(fla_install, "reason", lambda cc: absent)
-    monkeypatch.setattr(_report, "torch_gpus", lambda torch: ())
+    monkeypatch.setattr(_report, "torch_gpus", lambda torch: ((), None))
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")  # the fixtures' own
 
 
@@ -92,7 +92,7 @@ def test_a_wheel_without_the_image_says_what_it_holds_and_what_helps(
 
 def test_each_visible_gpu_gets_a_verdict(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = (_report.Gpu("cuda:0", "H200", "9.0"), _report.Gpu("cuda:1", "GB10", "12.1"))
-    monkeypatch.setattr(_report, "torch_gpus", lambda torch: gpus)
+    monkeypatch.setattr(_report, "torch_gpus", lambda torch: (gpus, None))
     report = __main__._on_wheel(make(record=ARCHS), None)
     assert [(c.device, c.backend) for c in report.choices] == [("cuda:0", "cuda"), ("cuda:1", "reference")]
 
