@@ -61,6 +61,7 @@ CUTE_DSL_NATIVE_ONLY = False
 BOUNDED = "bounded"
 SOFTPLUS = "softplus"
 
+NAME = "name"  # of what was asked for: is there such a backend?
 CAPABILITY = "capability"
 AVAILABILITY = "availability"
 SUITABILITY = "suitability"
@@ -356,16 +357,18 @@ def _ask(backend: str, facts: Facts, request: Request) -> tuple[str, Reason] | N
     return None
 
 
-def _unknown(request: Request) -> Decision:
+def _unknown(request: Request) -> Refusal | None:
+    if request.backend in NAMES:
+        return None
     got = f"{ENV}={request.backend!r}: " if request.pinned else ""
     text = f"{got}there is no such backend; there are: {', '.join(NAMES)}"
-    return Decision(None, (Refusal(request.backend, UNKNOWN_BACKEND, text),))
+    return Refusal(request.backend, UNKNOWN_BACKEND, text)
 
 
 def decide(facts: Facts, request: Request) -> Decision:
     """The backend for a request, with the refusals met before it. Pure and total."""
-    if request.backend not in NAMES:
-        return _unknown(request)
+    if unknown := _unknown(request):
+        return Decision(None, (unknown,))
     refusals: list[Refusal] = []
     cause: Exception | None = None
     for backend in ORDER if request.backend == AUTO else (request.backend,):
@@ -388,8 +391,10 @@ def _what_runs(backend: str, facts: Facts) -> str:
 
 
 def trace(facts: Facts, request: Request) -> tuple[Verdict, ...]:
-    """What each backend says of a request, those after the winner too. Pure; probes what they need."""
-    verdicts = []
+    """What each backend says of a request, those after the winner too; before them, that there is no such
+    backend as it names. Pure; probes what they need."""
+    unknown = _unknown(request)
+    verdicts = [] if unknown is None else [Verdict(unknown.backend, NAME, unknown.code, unknown.text)]
     for backend in ORDER:
         answer = _ask(backend, facts, request)
         if answer is None:

@@ -27,7 +27,7 @@ from flash_kda.arch import parse_list, parse_target, runs
 from flash_kda.backends import cuda, cute_dsl, fla, reference
 from flash_kda.dispatch import DeviceFacts, Facts, LibraryFacts, Request, Unavailable, decide
 from flash_kda.dsl import DslFacts, Install, compile_arch
-from flash_kda.reasons import NO_PACKAGE, PROBE_ERROR, Reason
+from flash_kda.reasons import NO_PACKAGE, PROBE_ERROR, UNKNOWN_BACKEND, Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 ALIASES = (("sm_101", "sm_110"), ("sm_101a", "sm_110a"), ("sm_101f", "sm_110f"))
@@ -826,8 +826,14 @@ def test_explain_refuses_bad_arguments(
         flash_kda.explain(**arguments)
 
 
-def test_explain_of_an_unknown_backend_says_so() -> None:
-    assert flash_kda.explain("cpu", backend="triton").backend is None
+def test_explain_of_an_unknown_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every backend there is may say yes, and nothing runs."""
+    made = flash_kda.explain("cpu", backend="triton")
+    assert made.backend is None and made.verdicts[0].code == UNKNOWN_BACKEND
+    said = str(made).splitlines()[1]
+    assert said.startswith("  triton     no, name: unknown_backend: there is no such backend")
+    monkeypatch.setenv(dispatch.ENV, "CUDA")
+    assert "FLASH_KDA_BACKEND='CUDA': there is no such backend" in str(flash_kda.explain(capability="9.0"))
 
 
 # ---- the tests themselves, and the price of an import ------------------------------------------------------

@@ -219,6 +219,15 @@ def test_nothing_of_the_wheel_runs(make: Make) -> None:
     assert json.loads(done.stdout)["choices"][0]["backend"] == "cuda"
 
 
+def test_a_variable_that_names_no_backend_is_told(
+    make: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASH_KDA_BACKEND", "CUDA")
+    for arguments in ([], ["--wheel", str(make())]):
+        assert __main__.main([*arguments, "--device-capability", "9.0"]) == 0
+        assert "CUDA       no, name: unknown_backend: FLASH_KDA_BACKEND='CUDA'" in capsys.readouterr().out
+
+
 # ---- a GPU that is not here --------------------------------------------------------------------------------
 
 
