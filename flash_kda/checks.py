@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 ROW_BYTES = 16  # one vector load of the kernels: eight bf16, four fp32
 
@@ -281,6 +282,23 @@ def _check_gradients(present: _Named) -> None:
             _value_error(name, "a tensor that requires grad", f"one that does not: {why}")
 
 
+def _forward_ad() -> bool:
+    """Whether forward-mode differentiation (``torch.func.jvp``, ``jacfwd``, dual tensors) is going on."""
+    return forward_ad._current_level >= 0 and not torch.is_inference_mode_enabled()
+
+
+def _check_tangents(present: _Named) -> None:
+    """The derivative of forward mode. A dual tensor says requires_grad=False, and no_grad() changes nothing.
+    The operators write in place below torch's derivatives, so that the result's tangent was zero."""
+    if not _forward_ad():
+        return
+    takes = "one without a tangent: only the forward is computed; give it .detach()"
+    unpack: Any = forward_ad.unpack_dual  # torch leaves it untyped
+    for name, tensor in present:
+        if not tensor.is_inference() and unpack(tensor).tangent is not None:
+            _value_error(name, "a dual tensor", takes)
+
+
 def _check_writable(call: _Call) -> None:
     if torch.is_inference_mode_enabled():
         return
@@ -456,8 +474,8 @@ def check_fwd(
     Raises:
         TypeError: an argument of a wrong type or dtype.
         ValueError: a wrong rank, shape, device, stride, alignment, range or content, a tensor that requires
-            grad while gradients are recorded, or ``out`` or ``final_state`` sharing memory with another
-            argument (``final_state`` may be ``initial_state``).
+            grad while gradients are recorded, a dual tensor, or ``out`` or ``final_state`` sharing memory
+            with another argument (``final_state`` may be ``initial_state``).
     """
     call = _Call(q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens)
     check_scale(scale)
@@ -470,6 +488,7 @@ def check_fwd(
     _check_layouts(call)
     _check_gradients(present)
     if not torch.compiler.is_compiling():
+        _check_tangents(present)
         _check_writable(call)
         _check_addresses(call, present)
         _check_cu_seqlens_contents(cu_seqlens, sizes.T)
@@ -509,6 +528,8 @@ def operator_checks_the_rest(
     for t in optional:
         if t is not None and type(t) not in _PLAIN:
             return False
+    if _forward_ad():
+        return False
     if torch.is_grad_enabled():
         for t in (q, k, v, g, beta, *optional):
             if t is not None and t.requires_grad:

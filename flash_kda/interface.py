@@ -107,7 +107,8 @@ def fwd(
         TypeError: an argument of a wrong type or dtype.
         ValueError: any other bad argument that metadata can show, named in the message, before anything is
             launched (contents of ``cu_seqlens`` only on the CPU). Among them a tensor that requires grad
-            outside ``torch.no_grad()`` and ``torch.inference_mode()``: there is no backward.
+            outside ``torch.no_grad()`` and ``torch.inference_mode()``, and a dual tensor of forward-mode
+            differentiation: there are no derivatives.
         flash_kda.Unavailable: (a ValueError) the backend cannot run this call here; ``refusals`` says why.
     """
     given = (q, k, v, g, beta, scale)

@@ -19,6 +19,7 @@ from calls import (
     packed,
     put,
 )
+from torch.autograd import forward_ad
 
 import flash_kda
 from flash_kda import interface
@@ -87,6 +88,25 @@ def test_an_input_that_requires_grad(name: str) -> None:
         flash_kda.fwd(**call)
 
 
+@pytest.mark.parametrize("name", ["q", "beta", "A_log", "dt_bias", "initial_state", "out"])
+def test_a_dual_tensor(name: str) -> None:
+    """Its tangent was taken, and the tangent of the result was zero."""
+    call = make_call()
+    with torch.inference_mode():
+        made_elsewhere = make_call()["k"]
+    with forward_ad.dual_level(), torch.no_grad():
+        call[name] = forward_ad.make_dual(call[name], torch.ones_like(call[name]))
+        expect(ValueError, name, "a dual tensor", call)
+        flash_kda.fwd(**call | {name: call[name].detach(), "k": made_elsewhere})
+
+
+def test_the_forward_mode_transforms() -> None:
+    call = make_call()
+    inputs = {name: call[name] for name in ("k", "v", "g", "beta")}
+    with pytest.raises(ValueError, match="argument 'q': got a dual tensor"):
+        torch.func.jvp(lambda q: flash_kda.flash_kda_func(q, **inputs)[0], (call["q"],), (call["q"],))
+
+
 @pytest.mark.parametrize("name", ["out", "final_state"])
 def test_an_output_made_in_inference_mode(name: str) -> None:
     with torch.inference_mode():
@@ -146,7 +166,7 @@ def test_tensors_without_an_address_pass() -> None:
         return q
 
     torch.vmap(inside)(call["q"][None])
-    torch.func.jvp(inside, (call["q"],), (call["q"],))
+    torch.func.jvp(lambda q: inside(q.detach()), (call["q"],), (call["q"],))
     inside(Wrapper(call["q"]))
     assert len(passed) == 3
 
@@ -274,6 +294,16 @@ def test_a_gradient_to_lose_is_not_left_to_the_operator(on_a_gpu: None, name: st
     assert not left_to_the_operator(call)
     with torch.no_grad():
         assert left_to_the_operator(call)
+
+
+@pytest.mark.parametrize("name", ["q", "beta", "A_log", "initial_state"])
+def test_a_tangent_to_lose_is_not_left_to_the_operator(on_a_gpu: None, name: str) -> None:
+    call = make_call()
+    with forward_ad.dual_level():
+        call[name] = forward_ad.make_dual(call[name], torch.ones_like(call[name]))
+        assert not left_to_the_operator(call)
+    with torch.inference_mode():
+        assert left_to_the_operator(make_call())
 
 
 def test_only_cuda_tensors_and_writable_outputs_are_left_to_the_operator(
