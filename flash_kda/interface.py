@@ -40,7 +40,7 @@ def _head_size(size: int) -> int:
     if size == CUDA_HEAD_DIM:
         return CUDA_HEAD_DIM
     if not torch.compiler.is_compiling():
-        return size
+        return int(size)  # make_fx traces with symbolic sizes, and that is no compiling to torch
     return TRACED_HEAD if FLA_HEAD_MIN <= size <= FLA_HEAD_K_MAX else TRACED_OTHER_HEAD
 
 

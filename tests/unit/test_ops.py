@@ -13,6 +13,7 @@ import torch
 from calls import make_call
 from conftest import oracle, relative
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import flash_kda
 from flash_kda import _ops, _select, checks
@@ -251,3 +252,16 @@ def test_fake_tensors_pass_the_checks() -> None:
 def test_the_mark_for_tracing_is_torch_s_own() -> None:
     marked = torch.compiler.assume_constant_result(lambda: None)
     assert vars(marked).items() <= vars(_select.select).items()
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_a_graph_with_symbolic_sizes(size: int) -> None:
+    """make_fx: torch.compiler.is_compiling() is false, and a head size may be a symbol, which has no hash."""
+    call = make_call(T=3, K=size, V=size)
+    arguments = [call[name] for name in ("q", "k", "v", "g", "beta")]
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        return flash_kda.flash_kda_func(*tensors)[0]
+
+    graph = make_fx(run, tracing_mode="symbolic")(*arguments)
+    assert torch.equal(graph(*arguments), run(*arguments))
