@@ -79,9 +79,12 @@ def _read(cc: Capability | None) -> Reason | None:
         return Reason(NO_PACKAGE, f"flash-linear-attention is not installed; {EXTRA}")
     version = _version()
     folders = [Path(folder) / "ops" / "kda" for folder in package.submodule_search_locations or ()]
-    if _too_old(version) or not any(folder.is_dir() for folder in folders):
-        needs = f"{DISTRIBUTION} >= {OLDEST[0]}.{OLDEST[1]}"
-        return Reason(NO_PACKAGE, f"it needs {needs}, found {version or 'one without KDA'}; {EXTRA}")
+    needs = f"it needs {DISTRIBUTION} >= {OLDEST[0]}.{OLDEST[1]}"
+    if _too_old(version):
+        return Reason(NO_PACKAGE, f"{needs}, found {version}; {EXTRA}")
+    if not any(folder.is_dir() for folder in folders):  # a script of that name hides an install too
+        where = package.origin or ", ".join(package.submodule_search_locations or ())
+        return Reason(NO_PACKAGE, f"{needs}, and the import name fla, without KDA, is {where}; {EXTRA}")
     if triton is None:
         return Reason(NO_PACKAGE, "it needs triton, which is not installed; pip install triton")
     if cc is None:
