@@ -422,9 +422,12 @@ def _check_cu_seqlens_contents(cu_seqlens: Tensor | None, tokens: int) -> None:
     """Only on the CPU: reading a device tensor would make the host wait for the device."""
     if cu_seqlens is None or cu_seqlens.device.type != "cpu":
         return
-    if _start(cu_seqlens) is None:
-        return
-    values = cu_seqlens.tolist()
+    if _start(cu_seqlens) is not None:
+        check_ends(cu_seqlens.tolist(), tokens)
+
+
+def check_ends(values: list[int], tokens: int) -> None:
+    """The contents of ``cu_seqlens``, read on the host: every token is of one sequence."""
     if values[0] != 0:
         _value_error("cu_seqlens", f"{values[0]} as first entry", "0 there")
     if values[-1] != tokens:

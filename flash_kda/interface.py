@@ -81,7 +81,7 @@ def fwd(
         final_state: bf16 or fp32 ``[N, HV, V, K]``, contiguous, written; may be ``initial_state`` itself.
         cu_seqlens: int64 or int32 ``[N + 1]`` on the device of q: sequence n is tokens
             ``cu_seqlens[n] : cu_seqlens[n + 1]`` of the one batch row; 0 first, T last, never decreasing (not
-            checked on a GPU, which would have to be waited for).
+            checked on a GPU, which would have to be waited for, but by ``reference``, which reads them).
         backend: ``auto``: the first of the following that can run the call; an ``auto`` is overruled by the
             environment variable ``FLASH_KDA_BACKEND``, a name is not. ``cuda``: the kernels in the wheel.
             ``cute_dsl``: kernels compiled when first called, ``pip install 'flash-kda[cute]'``. ``fla``:
@@ -106,9 +106,9 @@ def fwd(
     Raises:
         TypeError: an argument of a wrong type or dtype.
         ValueError: any other bad argument that metadata can show, named in the message, before anything is
-            launched (contents of ``cu_seqlens`` only on the CPU). Among them a tensor that requires grad
-            outside ``torch.no_grad()`` and ``torch.inference_mode()``, and a dual tensor of forward-mode
-            differentiation: there are no derivatives.
+            launched (contents of ``cu_seqlens`` of a GPU only by ``reference``). Among them a tensor that
+            requires grad outside ``torch.no_grad()`` and ``torch.inference_mode()``, and a dual tensor of
+            forward-mode differentiation: there are no derivatives.
         flash_kda.Unavailable: (a ValueError) the backend cannot run this call here; ``refusals`` says why.
     """
     given = (q, k, v, g, beta, scale)

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..checks import check_ends
 from ..dispatch import REFERENCE
 from ..reference import decay_log, normalise
 from ._capture import refuse_capture
@@ -47,6 +48,7 @@ class _Rows:
             spans = [(b, 0, tokens) for b in range(batch)]
         else:
             ends = cu_seqlens.tolist()
+            check_ends(ends, tokens)  # of a GPU, whose own check of an index would end every later call there
             spans = [(0, a, z - a) for a, z in pairwise(ends)]
         numbers = sorted(range(len(spans)), key=lambda n: -spans[n][2])
         self.order = torch.tensor(numbers, dtype=torch.long, device=device)

@@ -10,6 +10,7 @@ from calls import make_call
 from conftest import oracle, relative
 
 import flash_kda
+from flash_kda.backends import reference
 
 OUT_BOUND = 2.5e-3  # bf16 rounding of the output
 STATE_BOUND = {torch.float32: 1e-6, torch.bfloat16: 2.5e-3}
@@ -72,6 +73,16 @@ def test_nearly_parallel_keys() -> None:
 @pytest.mark.parametrize("T", [0, 1, 2, 15, 16, 17, 63, 64, 65])
 def test_every_kind_of_length(T: int) -> None:
     check(make_call(T=T, K=8, V=8))
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [((0, 3), "3 as last"), ((0, 9, 5), "5 after 9"), ((0, 4, 2, 5), "2 after 4"), ((1, 5), "1 as")],
+)
+def test_ends_that_are_read_are_checked(ends: tuple[int, ...], says: str) -> None:
+    """What a GPU's tensor holds is seen here for the first time; a wrong end is an index past the tokens."""
+    with pytest.raises(ValueError, match=says):
+        reference._Rows(1, 5, torch.tensor(ends), torch.device("cpu"))
 
 
 def test_no_batch_is_no_work() -> None:
