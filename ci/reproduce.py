@@ -25,13 +25,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-
 from ci import build, cache, matrix, source, venv
-from ci.errors import ConfigError, ReproducibilityError, run_cli
+from ci.errors import ConfigError, ReproducibilityError, missing_package, run_cli
 from ci.platforms import HOST
 from ci.process import CONSOLE
+
+try:
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+except ModuleNotFoundError as error:
+    raise missing_package(error, ["ci", "verify"]) from error
 
 FIRST = build.Conditions(jobs=1, threads=1)
 SECOND = build.Conditions(

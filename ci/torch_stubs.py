@@ -19,13 +19,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elftools.elf.dynamic import DynamicSection
-from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
-from elftools.elf.sections import SymbolTableSection
-
-from ci.errors import ToolchainError, run_cli
+from ci.errors import ToolchainError, missing_package, run_cli
 from ci.platforms import HOST, PLATFORMS, Platform
+
+try:
+    from elftools.elf.dynamic import DynamicSection
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
+    from elftools.elf.sections import SymbolTableSection
+except ModuleNotFoundError as error:
+    raise missing_package(error, ["ci", "verify"]) from error
 
 GLIBC = ("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux")
 SYSTEM = (*GLIBC, "libstdc++.so", "libgcc_s.so")

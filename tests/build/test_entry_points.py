@@ -116,8 +116,20 @@ def test_the_ci_script_runs_the_readmes_commands_with_the_tests_last() -> None:
     assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=False).returncode == 0
 
 
+# Those that the documents call without nox, and of those that sessions call one for each way to the packages.
 @pytest.mark.parametrize(
-    "words", [["ci.verify", "x.whl"], ["ci.wheels", "x.whl"], ["ci.build"]], ids="-".join
+    "words",
+    [
+        ["ci.verify", "x.whl"],
+        ["ci.wheels", "x.whl"],
+        ["ci.build"],
+        ["ci.containers"],
+        ["ci.stand_in"],
+        ["ci.toolchain", "ensure", "cu130"],
+        ["ci.reproduce"],
+        ["ci.dsl_matrix"],
+    ],
+    ids="-".join,
 )
 def test_without_the_pinned_packages_a_command_says_what_to_install(words: list[str]) -> None:
     # -S: no site-packages, so nothing but the standard library is there.
