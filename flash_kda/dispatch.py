@@ -270,8 +270,9 @@ def _library_availability(facts: Facts) -> Reason | None:
         return None
     held = ", ".join(choice.name for choice in library.choices) or "nothing"
     wanted = _wanted(device.capability)
+    gpu = "the GPU" if device.index is None else device.name
     text = (
-        f"this build holds machine code for {held}, and {device.name} is of compute capability "
+        f"this build holds machine code for {held}, and {gpu} is of compute capability "
         f"{dotted(device.capability)} (needs {' or '.join(wanted)}); install a wheel that lists "
         f"it, or rebuild with FLASH_KDA_CUDA_ARCHS={wanted[0]}"
     )

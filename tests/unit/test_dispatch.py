@@ -7,6 +7,7 @@ import itertools
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,12 @@ def test_not_in_wheel_names_what_is_there_what_is_needed_and_what_to_do() -> Non
     text = decide(facts((10, 3)), Request("cuda")).refusals[0].text
     for part in ("90a, 100a", "10.3", "103a", "100f", "FLASH_KDA_CUDA_ARCHS=", "cuda:0"):
         assert part in text
+
+
+def test_a_gpu_that_need_not_be_here_is_not_called_cuda() -> None:
+    """``cuda`` alone is the name of a backend too."""
+    elsewhere = replace(facts((10, 3)), device=DeviceFacts("cuda", None, (10, 3)))
+    assert "and the GPU is of compute capability 10.3" in decide(elsewhere, Request("cuda")).refusals[0].text
 
 
 @pytest.mark.parametrize("code", ["missing_file", "undefined_symbol", "load_error", "name_taken"])
