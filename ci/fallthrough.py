@@ -43,14 +43,14 @@ class Stage:
 
 def stages(cute: Path, fla: Path) -> tuple[Stage, ...]:
     """The three processes; ConfigError for a folder that does not hold what it should."""
-    for option, folder, inside in (
-        ("--cute-path", cute, "nvidia_cutlass_dsl"),
-        ("--fla-path", fla, "fla/ops/kda"),
+    for option, folder, inside, package in (
+        ("--cute-path", cute, "nvidia_cutlass_dsl", '"nvidia-cutlass-dsl[cu13]"'),
+        ("--fla-path", fla, "fla/ops/kda", "fla-core"),
     ):
         if not (folder / inside).is_dir():
             raise ConfigError(
                 f"{option} {folder}: expected a folder with {inside}.\n"
-                f"Next: pip install --target {folder} and the package that has it"
+                f"Next: pip install --target {folder} {package}"
             )
     return (
         Stage("cutlass and fla", (cute, fla), "cute_dsl"),
