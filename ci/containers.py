@@ -89,7 +89,7 @@ def make(frame: Frame, target: str, folder: Path, out: Path | None = None) -> No
     env = {**os.environ, **variables(frame), "CONTEXT": str(folder)}
     title = f"{frame.engine}: {target} of {frame.row.label} on {frame.base}"
     log = cache.root() / "logs" / f"{target}-{frame.row.label}.log"
-    hint = f"read {log}; docs/containers.md says what the engine needs"
+    hint = f"read {log}; docs/containers.md says what the engine needs, and what goes without a registry"
     run(command(frame, target, folder, out), title=title, error=BuildError, hint=hint, env=env, log=log)
 
 
@@ -180,6 +180,8 @@ def main() -> int:
         "--gpu-test", type=Path, metavar="WHEEL", help="make the image that tests WHEEL, no wheel"
     )
     given = words.parse_args()
+    if given.gpu_test is not None and not given.gpu_test.is_file():
+        raise ConfigError(f"--gpu-test {given.gpu_test}: no such file.\nNext: nox -s build_wheels")
     frame = frame_of(given)
     with tempfile.TemporaryDirectory(prefix="flash-kda-containers-") as scratch:
         if given.gpu_test is not None:

@@ -174,6 +174,12 @@ def test_a_frame_that_cannot_be_is_refused(
         containers.frame_of(given)
 
 
+def test_an_image_for_a_wheel_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["containers", "--gpu-test", "/nowhere/x.whl"])
+    with pytest.raises(ConfigError, match=r"/nowhere/x\.whl: no such file\.\nNext: nox -s build_wheels"):
+        containers.main()
+
+
 def test_a_build_that_leaves_no_wheel_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="expected one wheel, got none"):
         containers.only(tmp_path)
