@@ -52,7 +52,7 @@ def run(repository: Path, session: str, arguments: list[str]) -> subprocess.Comp
 
 def test_the_page_names_every_step_in_order() -> None:
     order = list(dict.fromkeys(session for session, _ in commands()))
-    steps = ["build_wheels", "verify_wheels", "size", "diff", "rebuild", "gpu_matrix", "gpu_tests"]
+    steps = ["build_wheels", "sdist", "verify_wheels", "size", "diff", "rebuild", "gpu_matrix", "gpu_tests"]
     assert order == [*steps, "release_check", "index", "index_check"]
     for session, _ in commands():
         module_of(session)
