@@ -158,7 +158,8 @@ def _print(plan: Plan, as_json: bool) -> None:
         return
     print(f"CUDA {plan.cuda}: {' '.join(plan.archs)}")
     print(f"nvcc {' '.join(plan.gencode)}")
-    print(f"{plan.jobs} files at once, {plan.threads} architectures of each; up to {plan.memory_gib:.1f} GiB")
+    at_once = f"files at once: {plan.jobs}, architectures of each: {plan.threads}"
+    print(f"{at_once}; up to {plan.memory_gib:.1f} GiB")
     for notice in plan.notices:
         print(f"note: {notice}", file=sys.stderr)
 

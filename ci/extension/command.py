@@ -93,7 +93,7 @@ class BuildKda(build_ext):
         for notice in chosen.notices + plan.notices:
             print(f"flash_kda: note: {notice}", file=sys.stderr)
         print(f"flash_kda: {tools.nvcc.label} for {' '.join(chosen.names)}")
-        print(f"flash_kda: {plan.jobs} files at once, {plan.threads} architectures of each")
+        print(f"flash_kda: files at once: {plan.jobs}, architectures of each: {plan.threads}")
         folder = Path(self.build_temp, "flash_kda")
         folder.mkdir(parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
